@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make testdata/checkpoints/: small checkpoints written by the tools that users use.
+
+    pip install -r testdata/generate/requirements.txt
+    python testdata/generate/make_checkpoints.py testdata/checkpoints            # all of them
+    python testdata/generate/make_checkpoints.py testdata/checkpoints qwen3_moe_bf16
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+
+import plain
+from provenance import check_no_paths, write_provenance
+
+CASES = {**plain.CASES}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("names", nargs="*", choices=[[], *CASES], help="default: all")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for name in arguments.names or CASES:
+        folder = arguments.output / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        facts = CASES[name](folder)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+        check_no_paths(folder)
+        write_provenance(folder, name, facts)
+        size = sum(f.stat().st_size for f in folder.iterdir())
+        print(f"{name:32s} {size:8d} bytes")
+
+
+if __name__ == "__main__":
+    main()
