@@ -10,7 +10,20 @@
 
 namespace moekit {
 
-enum class DType : std::uint8_t { kF32, kBf16, kF16, kE4m3, kE5m2, kE2m1, kE8m0, kI4, kI8, kU8, kI32, kI64 };
+enum class DType : std::uint8_t {
+  kF32,
+  kBf16,
+  kF16,
+  kE4m3,
+  kE5m2,
+  kE2m1,
+  kE8m0,
+  kI4,
+  kI8,
+  kU8,
+  kI32,
+  kI64
+};
 
 /// Width of one element in bits (4 for kE2m1 and kI4).
 [[nodiscard]] int dtype_bits(DType dtype) noexcept;
@@ -19,8 +32,8 @@ enum class DType : std::uint8_t { kF32, kBf16, kF16, kE4m3, kE5m2, kE2m1, kE8m0,
 [[nodiscard]] std::string_view dtype_name(DType dtype) noexcept;
 [[nodiscard]] std::optional<DType> dtype_from_name(std::string_view name) noexcept;
 
-/// Up to four dimensions, strides in elements. `data` may be a host or a device pointer; the call that
-/// takes the view says which.
+/// Up to four dimensions, strides in elements. `data` may be a host or a device pointer; the call
+/// that takes the view says which.
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kF32;
@@ -38,7 +51,13 @@ struct MutableTensorView {
 };
 
 /// Row-major views without gaps.
-[[nodiscard]] TensorView matrix_view(const void* data, DType dtype, std::int64_t rows, std::int64_t cols) noexcept;
-[[nodiscard]] MutableTensorView matrix_view(void* data, DType dtype, std::int64_t rows, std::int64_t cols) noexcept;
+[[nodiscard]] TensorView matrix_view(const void* data,
+                                     DType dtype,
+                                     std::int64_t rows,
+                                     std::int64_t cols) noexcept;
+[[nodiscard]] MutableTensorView matrix_view(void* data,
+                                            DType dtype,
+                                            std::int64_t rows,
+                                            std::int64_t cols) noexcept;
 
 }  // namespace moekit

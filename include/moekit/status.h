@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Errors as values. Nothing in moekit throws across its border: every fallible call returns a Status
-// or a Result<T>, cheap when all went well, with a message that names the values, the rule and the place.
+// Errors as values. Nothing in moekit throws across its border: every fallible call returns a
+// Status or a Result<T>, cheap when all went well, with a message that names the values, the rule
+// and the place.
 
 #include <memory>
 #include <string>
@@ -18,11 +19,13 @@ enum class StatusCode : int {
   kInvalidArgument = 1,
   /// A correct request that no kernel, format or planner serves. Not for malformed input.
   kUnsupported = 2,
-  /// The call is right but came at the wrong time (capture, frozen, not prepared). Not for bad values.
+  /// The call is right but came at the wrong time (capture, frozen, not prepared). Not for bad
+  /// values.
   kFailedPrecondition = 3,
   /// Memory could not be had. Not for a workspace that is too small (kInvalidArgument).
   kOutOfMemory = 4,
-  /// Reading or writing a file failed. Not for a readable file with wrong content (kInvalidArgument).
+  /// Reading or writing a file failed. Not for a readable file with wrong content
+  /// (kInvalidArgument).
   kIo = 5,
   /// The device or its driver reported a fault. Not for a missing device (kUnsupported).
   kDevice = 6,
@@ -83,7 +86,8 @@ class [[nodiscard]] Result {
  public:
   using value_type = T;
 
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value)
+      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
 
   /// `status` must be an error; an ok Status becomes kInternal, so that a mistake is never silent.
   Result(Status status)  // NOLINT(google-explicit-constructor)
@@ -92,16 +96,23 @@ class [[nodiscard]] Result {
                            : std::move(status)) {}
 
   [[nodiscard]] bool has_value() const noexcept { return state_.index() == 0; }
+
   explicit operator bool() const noexcept { return has_value(); }
 
   [[nodiscard]] T& value() & noexcept { return *std::get_if<0>(&state_); }
+
   [[nodiscard]] const T& value() const& noexcept { return *std::get_if<0>(&state_); }
+
   [[nodiscard]] T&& value() && noexcept { return std::move(*std::get_if<0>(&state_)); }
 
   [[nodiscard]] T& operator*() & noexcept { return value(); }
+
   [[nodiscard]] const T& operator*() const& noexcept { return value(); }
+
   [[nodiscard]] T&& operator*() && noexcept { return std::move(*this).value(); }
+
   [[nodiscard]] T* operator->() noexcept { return std::get_if<0>(&state_); }
+
   [[nodiscard]] const T* operator->() const noexcept { return std::get_if<0>(&state_); }
 
   template <typename U>
@@ -111,6 +122,7 @@ class [[nodiscard]] Result {
 
   /// The error; an ok Status when there is a value.
   [[nodiscard]] Status status() const { return has_value() ? Status() : *std::get_if<1>(&state_); }
+
   [[nodiscard]] Status error() const { return status(); }
 
  private:
@@ -123,14 +135,15 @@ class [[nodiscard]] Result {
 #define MOEKIT_CONCAT(a, b) MOEKIT_CONCAT_INNER(a, b)
 
 /// Leaves the enclosing function with the error of `expression`, if it is one.
-#define MOEKIT_RETURN_IF_ERROR(expression)                                             \
-  do {                                                                                 \
-    if (::moekit::Status moekit_status = (expression); !moekit_status.ok()) {          \
-      return moekit_status;                                                            \
-    }                                                                                  \
+#define MOEKIT_RETURN_IF_ERROR(expression)                                    \
+  do {                                                                        \
+    if (::moekit::Status moekit_status = (expression); !moekit_status.ok()) { \
+      return moekit_status;                                                   \
+    }                                                                         \
   } while (false)
 
-/// `MOEKIT_ASSIGN_OR_RETURN(auto plan, make_plan(...));` assigns the value or leaves with the error.
+/// `MOEKIT_ASSIGN_OR_RETURN(auto plan, make_plan(...));` assigns the value or leaves with the
+/// error.
 #define MOEKIT_ASSIGN_OR_RETURN(target, expression) \
   MOEKIT_ASSIGN_OR_RETURN_INNER(MOEKIT_CONCAT(moekit_result_, __LINE__), target, expression)
 

@@ -2,13 +2,13 @@
 #pragma once
 
 // What both compilers (the host's and NVRTC) need before anything else: fixed-width names without
-// <cstdint>, bit casts, and the inline namespace that keeps functions built with different ISA flags
-// apart. Freestanding: includes nothing.
+// <cstdint>, bit casts, and the inline namespace that keeps functions built with different ISA
+// flags apart. Freestanding: includes nothing.
 //
-// Two object files that include the same inline function and are built with different -m flags would
-// otherwise hand the linker one weak symbol, and the baseline entry point could end up in AVX-512
-// code. Functions under device/numerics, layout and routing therefore live in
-// `inline namespace MOEKIT_ISA`; types (Spec, Args) stay outside it because they cross the border.
+// Two object files that include the same inline function and are built with different -m flags
+// would otherwise hand the linker one weak symbol, and the baseline entry point could end up in
+// AVX-512 code. Functions under device/numerics, layout and routing therefore live in `inline
+// namespace MOEKIT_ISA`; types (Spec, Args) stay outside it because they cross the border.
 
 #if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
 #define MOEKIT_ISA isa_cuda

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The five activations as one run-time function of (gate, up): an epilogue selects by `kind`, so that
-// activation, limit, alpha and beta are data and not kernel variants. Formulas: spec section 3.
+// The five activations as one run-time function of (gate, up): an epilogue selects by `kind`, so
+// that activation, limit, alpha and beta are data and not kernel variants. Formulas: spec
+// section 3.
 
 #include "device/numerics/elementary.h"
 
@@ -10,8 +11,8 @@ namespace moekit::device {
 
 enum class ActivationKind : i32 { kSilu = 0, kSwigluOai = 1, kSitu = 2, kGeluTanh = 3, kRelu2 = 4 };
 
-// What the kernel receives. `limit` is +infinity where none is set; alpha and beta serve swiglu_oai,
-// gate_scale (b) and up_scale (c) serve situ.
+// What the kernel receives. `limit` is +infinity where none is set; alpha and beta serve
+// swiglu_oai, gate_scale (b) and up_scale (c) serve situ.
 struct ActivationParams {
   ActivationKind kind;
   float limit;
@@ -49,9 +50,10 @@ constexpr float activate(const ActivationParams& params, float gate, float up) {
       return g * (params.up_scale * tanh_f32(up / params.up_scale));
     }
     case ActivationKind::kGeluTanh: {
-      // gelu_tanh(g) = g * (1 + tanh(z)) / 2 = g * sigmoid(2z), z = sqrt(2/pi) * (g + 0.044715 g^3);
-      // the sigmoid form keeps full relative precision for negative g. Where z overflows to -infinity
-      // the product is -0, and for g = -infinity it would be NaN: the limit of gelu there is 0.
+      // gelu_tanh(g) = g * (1 + tanh(z)) / 2 = g * sigmoid(2z), z = sqrt(2/pi) * (g + 0.044715
+      // g^3); the sigmoid form keeps full relative precision for negative g. Where z overflows to
+      // -infinity the product is -0, and for g = -infinity it would be NaN: the limit of gelu there
+      // is 0.
       const float z2 = 1.59576912F * (gate + 0.044715F * (gate * gate * gate));
       const float g = gate * sigmoid_f32(z2);
       return (bits_of(gate) == 0xFF800000U ? 0.0F : g) * up;

@@ -2,7 +2,8 @@
 #pragma once
 
 // E2M1, the FP4 element of NVFP4 and MXFP4: sign, two exponent bits of bias 1, one mantissa bit.
-// Codes 0..7 are 0 0.5 1 1.5 2 3 4 6; bit 3 is the sign. Source: OCP Microscaling Formats v1.0, 5.3.3.
+// Codes 0..7 are 0 0.5 1 1.5 2 3 4 6; bit 3 is the sign. Source: OCP Microscaling Formats
+// v1.0, 5.3.3.
 
 #include "device/portable.h"
 
@@ -19,8 +20,8 @@ constexpr float e2m1_to_f32(u32 code) {
 }
 
 /// RNE on the magnitude, saturating at 6; a result of magnitude 0 is +0, NaN encodes as +6 (callers
-/// carry NaN in the block scale). Ties go to the even mantissa, so the interval ends below are closed
-/// exactly where the lower code is even.
+/// carry NaN in the block scale). Ties go to the even mantissa, so the interval ends below are
+/// closed exactly where the lower code is even.
 constexpr u32 e2m1_from_f32(float value) {
   const float magnitude = abs_f32(value);
   u32 code = 0;

@@ -13,7 +13,8 @@ inline namespace MOEKIT_ISA {
 
 /// e^x within 2 ulp; 0 below -104, infinity above 88.73; NaN propagates.
 constexpr float exp_f32(float x) {
-  // Beyond these the result is 0 or infinity anyway, and the exponent arithmetic below stays in range.
+  // Beyond these the result is 0 or infinity anyway, and the exponent arithmetic below stays in
+  // range.
   x = x < -104.0F ? -104.0F : x;
   x = x > 89.0F ? 89.0F : x;
   // n = rint(x / ln 2): adding 1.5 * 2^23 leaves the integer in the low mantissa bits.
@@ -32,7 +33,8 @@ constexpr float exp_f32(float x) {
   p = p * r + 0.5F;
   p = p * r * r + r;
   p = p + 1.0F;
-  // 2^n in two factors, so that results in the subnormal range round once and never trap the exponent.
+  // 2^n in two factors, so that results in the subnormal range round once and never trap the
+  // exponent.
   const i32 half = n_int >> 1;
   const float scale_a = float_of(static_cast<u32>(half + 127) << 23);
   const float scale_b = float_of(static_cast<u32>(n_int - half + 127) << 23);

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Checkpoints as files: a .safetensors file or a Hugging Face folder, memory-mapped, and what a MoE
+// layer in it means. Nothing is trusted: every length, offset, dtype and shape is checked against
+// the file before use.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moekit/dtype.h"
+#include "moekit/experts.h"
+#include "moekit/problem.h"
+#include "moekit/routing.h"
+#include "moekit/status.h"
+
+namespace moekit {
+
+/// One tensor of an open checkpoint; `view` points into the mapping.
+struct NamedTensor {
+  std::string name;
+  TensorView view;  // rank <= 4; higher ranks are listed but have no view (data null)
+  std::int64_t bytes = 0;
+  std::string file{};  // the shard it lies in
+};
+
+/// The layer's router: weight [num_experts, hidden], optional bias (gpt-oss) and correction bias.
+struct RouterTensors {
+  TensorView weight{};
+  TensorView bias{};
+  TensorView correction_bias{};
+};
+
+/// What one MoE layer of a checkpoint is, with how each fact was found.
+struct CheckpointLayer {
+  std::int64_t layer = 0;
+  std::string scheme;  // naming scheme: `modelopt_nvfp4`, `compressed_tensors_nvfp4`,
+                       // `gpt_oss_mxfp4`, `bf16`
+  std::string prefix;  // tensor prefix of the layer's experts
+  Problem problem{};   // num_tokens 0; everything the files tell
+  std::optional<Routing>
+      routing{};           // how the checkpoint's own router selects; nullopt without a router
+  RouterTensors router{};  // data null: the file has none
+  ExpertsSource source{};  // views into the mapping
+  std::vector<float>
+      input_scales_gate{};  // [E] activation scales where the checkpoint carries them
+  std::vector<float> input_scales_up{};
+  std::vector<float> input_scales_down{};
+  std::vector<std::string>
+      inferred{};  // one line per fact: `activation=silu from config.json hidden_act`
+};
+
+struct CheckpointSummary {
+  std::string path;
+  std::string model_type{};    // config.json model_type, architectures[0]
+  std::string quantization{};  // quant method and algorithm, empty without
+  std::int64_t num_tensors = 0;
+  std::int64_t num_files = 0;
+  std::int64_t total_bytes = 0;
+  std::vector<std::int64_t> moe_layers{};
+  std::vector<std::string> ignored_fields{};  // JSON fields nobody read
+};
+
+class Checkpoint {
+ public:
+  /// Maps the file or every shard of the folder and reads the configurations beside it.
+  ///
+  /// Errors  kIo               a path that cannot be opened or mapped
+  ///         kInvalidArgument  a malformed or hostile header or configuration, a missing shard
+  [[nodiscard]] static Result<Checkpoint> open(std::string_view path) noexcept;
+
+  [[nodiscard]] const CheckpointSummary& summary() const noexcept;
+  [[nodiscard]] const std::map<std::string, NamedTensor, std::less<>>& tensors() const noexcept;
+  [[nodiscard]] const NamedTensor* find(std::string_view name) const noexcept;
+
+  /// Everything about one MoE layer.
+  ///
+  /// Errors  kInvalidArgument  no such MoE layer (the message lists them), missing tensors, shapes
+  /// that
+  ///                           do not fit the configuration, mixed formats among the routed
+  ///                           experts, a reciprocal global of 0
+  ///         kUnsupported      a quantisation moekit has no format for, naming the nearest
+  [[nodiscard]] Result<CheckpointLayer> layer(std::int64_t layer) const noexcept;
+
+  struct State;
+
+  explicit Checkpoint(std::shared_ptr<const State> state) noexcept : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+/// A tensor to be written.
+struct TensorToWrite {
+  std::string name;
+  TensorView view;  // row-major without gaps
+};
+
+/// Writes a .safetensors file: temporary file beside it, fsync, rename. On error no file is left.
+///
+/// Errors  kIo               the folder or disk refused
+///         kInvalidArgument  duplicate names, strided views
+[[nodiscard]] Status write_safetensors(
+    std::string_view path,
+    const std::vector<TensorToWrite>& tensors,
+    const std::map<std::string, std::string>& metadata = {}) noexcept;
+
+}  // namespace moekit

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Expert weights: as they come (ExpertsSource, FusedExperts) and as kernels read them
+// (PackedExperts).
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "moekit/format.h"
+#include "moekit/plan.h"
+#include "moekit/problem.h"
+#include "moekit/status.h"
+
+namespace moekit {
+
+/// A bias vector as stored: bf16, f16 or f32, stride in elements.
+struct BiasView {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  std::int64_t size = 0;
+  std::int64_t stride = 1;
+};
+
+/// One expert. `gate` is unused where the activation has none.
+struct ExpertWeights {
+  WeightMatrix gate{};  // [intermediate, hidden]
+  WeightMatrix up{};    // [intermediate, hidden]
+  WeightMatrix down{};  // [hidden, intermediate]
+  BiasView gate_bias{};
+  BiasView up_bias{};
+  BiasView down_bias{};
+};
+
+/// Views of every expert of one layer, gate and up apart whatever the storage order was. The memory
+/// behind the views must live as long as the source is used.
+struct ExpertsSource {
+  std::vector<ExpertWeights> experts{};
+};
+
+/// An engine's fused tensors: w13 = gate_up [E, rows, K], w2 = down [E, H, I], contiguous over
+/// experts.
+struct FusedExperts {
+  Format format = Format::kBf16;
+  const void* gate_up_codes = nullptr;    // [E, num_gate_up_rows, code_row_bytes(hidden)]
+  const void* gate_up_scales = nullptr;   // [E, num_gate_up_rows, ceil(hidden / group)]
+  const void* down_codes = nullptr;       // [E, hidden, code_row_bytes(intermediate)]
+  const void* down_scales = nullptr;      // [E, hidden, ceil(intermediate / group)]
+  std::span<const float> gate_globals{};  // [E], empty: 1 (only for formats without a global)
+  std::span<const float> up_globals{};    // [E]
+  std::span<const float> down_globals{};  // [E]
+  BiasView gate_up_bias{};                // [E * num_gate_up_rows], data null: none
+  BiasView down_bias{};                   // [E * hidden]
+};
+
+/// Splits fused tensors into per-expert views by `problem.row_order`.
+///
+/// Errors  kInvalidArgument  null pointers, wrong span sizes, a missing global of a format that has
+/// one
+///                           (a default of 1 would inflate the layer), a bias the problem does not
+///                           name
+[[nodiscard]] Result<ExpertsSource> split_fused(const Problem& problem,
+                                                const FusedExperts& fused) noexcept;
+
+struct PrepareProgress {
+  std::int64_t experts_done = 0;
+  std::int64_t num_experts = 0;
+};
+
+struct PrepareOptions {
+  /// Where to pack; empty: the library allocates. Must be aligned to kPackedAlignment and hold
+  /// plan.prepare().packed_bytes.
+  std::span<std::byte> destination{};
+  /// Called after each expert; returning false cancels with kFailedPrecondition.
+  std::function<bool(const PrepareProgress&)> progress{};
+  int num_threads = 0;  // 0: all
+};
+
+inline constexpr std::size_t kPackedAlignment = 256;
+
+/// Weights of one layer in the layout `layout_id` names; serves every plan with that layout_id.
+/// Cheap to copy (shared ownership of the buffer, or a view of the caller's).
+class PackedExperts {
+ public:
+  PackedExperts() noexcept = default;
+
+  [[nodiscard]] const std::string& layout_id() const noexcept;
+  [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
+
+  /// Largest memory that prepare held beyond source and destination, in bytes, as measured.
+  [[nodiscard]] std::int64_t peak_extra_bytes() const noexcept;
+
+  struct State;
+
+  explicit PackedExperts(std::shared_ptr<const State> state) noexcept : state_(std::move(state)) {}
+
+  [[nodiscard]] const State* state() const noexcept { return state_.get(); }
+
+ private:
+  std::shared_ptr<const State> state_;
+};
+
+/// Validates every scale and packs, expert by expert, in at most 64 MiB beyond source and
+/// destination.
+///
+/// Errors  kInvalidArgument    shapes that do not fit the plan's problem, mixed formats, bad scales
+///                             (naming expert, projection, row and group), a bias missing or
+///                             unasked for
+///         kInvalidArgument    destination too small or misaligned, naming have and need
+///         kFailedPrecondition cancelled by the progress callback
+///         kOutOfMemory        the library could not allocate
+[[nodiscard]] Result<PackedExperts> prepare(const Plan& plan,
+                                            const ExpertsSource& source,
+                                            const PrepareOptions& options = {}) noexcept;
+
+/// Reads one expert back out of the packed layout, codes and scales without gaps: the inverse of
+/// prepare. The matrices view `storage`, which is filled.
+[[nodiscard]] Result<ExpertWeights> unpack_expert(const PackedExperts& packed,
+                                                  std::int64_t expert,
+                                                  std::vector<std::byte>& storage) noexcept;
+
+}  // namespace moekit

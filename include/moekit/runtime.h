@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// bind and run. A Runtime owns what outlives a call (the thread pool); a Binding is a plan joined
+// to weights, workspace and tensors: views only. `run` is dumb: it never plans, compiles,
+// allocates, reads the environment or logs.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "moekit/dtype.h"
+#include "moekit/experts.h"
+#include "moekit/plan.h"
+#include "moekit/status.h"
+
+namespace moekit {
+
+enum class LogLevel : std::uint8_t { kError, kWarn, kInfo, kDebug };
+
+struct RuntimeOptions {
+  int num_threads = 0;  // 0: MOEKIT_THREADS, else all cores available to the process
+  std::function<void(LogLevel, std::string_view)>
+      log{};  // one line per event, key=value; none by default
+};
+
+class Runtime {
+ public:
+  [[nodiscard]] static Result<Runtime> create(const RuntimeOptions& options = {}) noexcept;
+
+  [[nodiscard]] int num_threads() const noexcept;
+
+  struct State;
+
+  explicit Runtime(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+
+  [[nodiscard]] State* state() const noexcept { return state_.get(); }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// The tensors of one call. Host memory for a CPU plan. Row strides are free, the last stride is 1.
+struct RunArguments {
+  TensorView x;                // [num_tokens, hidden] of problem.io_dtype
+  TensorView topk_ids{};       // [num_tokens, top_k] i32 or i64; unused with problem.routing
+  TensorView topk_weights{};   // [num_tokens, top_k] f32; unused with problem.routing
+  TensorView router_logits{};  // [num_tokens, router_experts] with problem.routing
+  const float* correction_bias = nullptr;  // [router_experts] where problem.routing asks for it
+  const std::int32_t* expert_map =
+      nullptr;              // [router_experts] with problem.expert_map: local id or -1
+  TensorView shared{};      // [num_tokens, hidden] where problem.shared asks for it
+  MutableTensorView out{};  // [num_tokens, hidden] of problem.io_dtype; must not overlap an input
+};
+
+/// A plan joined to weights, workspace and tensors: views only, held by value, so that bind
+/// allocates nothing. Keeps the plan and the PackedExperts alive, not the tensors.
+class Binding {
+ public:
+  [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+
+  [[nodiscard]] std::int64_t num_tokens() const noexcept { return num_tokens_; }
+
+ private:
+  friend struct BindingAccess;
+  static constexpr std::size_t kMaxSteps = 8;
+  static constexpr std::size_t kMaxSlices = 16;
+
+  Binding(const Plan& plan, const PackedExperts& experts) noexcept
+      : plan_(plan), experts_(experts) {}
+
+  Plan plan_;
+  PackedExperts experts_;
+  RunArguments arguments_{};
+  std::int64_t num_tokens_ = 0;
+  const Rung* rung_ = nullptr;
+  std::array<const void*, kMaxSteps> kernels_{};
+  std::array<std::byte*, kMaxSlices> slices_{};
+};
+
+/// Checks every tensor against the plan and makes views. num_tokens = x.shape[0] picks the rung.
+///
+/// Errors  kInvalidArgument  a shape, dtype, stride, alignment or null pointer that does not fit; M
+/// over
+///                           capacity; workspace too small or misaligned (have and need); out
+///                           overlapping an input; an expert map with duplicate or out-of-range
+///                           locals; another layout_id than the plan's (naming both)
+/// Effects touches no tensor content except expert_map
+[[nodiscard]] Result<Binding> bind(const Runtime& runtime,
+                                   const Plan& plan,
+                                   const PackedExperts& experts,
+                                   std::span<std::byte> workspace,
+                                   const RunArguments& arguments) noexcept;
+
+/// Runs the layer once; on the CPU it returns when the output is written.
+///
+/// Numerics the plan's recipe; see recipe.h and spec section 2
+/// Order    bit-identical for one plan, whatever the number of threads
+/// Effects  no allocation, no lock taken in the hot path, no file, no environment, no log
+/// Threads  concurrent runs need distinct workspaces; runs of one Runtime take turns at its pool
+[[nodiscard]] Status run(const Runtime& runtime, const Binding& binding) noexcept;
+
+}  // namespace moekit

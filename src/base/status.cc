@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "moekit/status.h"
+
+#include "base/text.h"
+
+namespace moekit {
+
+std::string_view status_code_name(StatusCode code) noexcept {
+  switch (code) {
+    case StatusCode::kOk:
+      return "ok";
+    case StatusCode::kInvalidArgument:
+      return "invalid_argument";
+    case StatusCode::kUnsupported:
+      return "unsupported";
+    case StatusCode::kFailedPrecondition:
+      return "failed_precondition";
+    case StatusCode::kOutOfMemory:
+      return "out_of_memory";
+    case StatusCode::kIo:
+      return "io";
+    case StatusCode::kDevice:
+      return "device";
+    case StatusCode::kInternal:
+      return "internal";
+  }
+  return "unknown";
+}
+
+Status Status::with_context(std::string_view context) const {
+  return ok() ? Status() : Status(code(), base::cat(context, ": ", message()));
+}
+
+std::string Status::to_string() const {
+  return ok() ? "ok" : base::cat(status_code_name(code()), ": ", message());
+}
+
+Status invalid_argument(std::string message) {
+  return {StatusCode::kInvalidArgument, std::move(message)};
+}
+
+Status unsupported(std::string message) {
+  return {StatusCode::kUnsupported, std::move(message)};
+}
+
+Status failed_precondition(std::string message) {
+  return {StatusCode::kFailedPrecondition, std::move(message)};
+}
+
+Status out_of_memory(std::string message) {
+  return {StatusCode::kOutOfMemory, std::move(message)};
+}
+
+Status io_error(std::string message) {
+  return {StatusCode::kIo, std::move(message)};
+}
+
+Status device_error(std::string message) {
+  return {StatusCode::kDevice, std::move(message)};
+}
+
+Status internal_error(std::string message) {
+  return {StatusCode::kInternal, std::move(message)};
+}
+
+}  // namespace moekit
