@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/cpu_info.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <sched.h>
+#include <thread>
+#include <unistd.h>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
+namespace moekit::base {
+
+namespace {
+
+constexpr bool has(std::uint32_t word, int bit) {
+  return ((word >> bit) & 1U) != 0;
+}
+
+#if defined(__x86_64__) || defined(__i386__)
+
+struct Cpuid {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+};
+
+Cpuid cpuid(unsigned leaf, unsigned subleaf) {
+  Cpuid out;
+  if (__get_cpuid_count(leaf, subleaf, &out.eax, &out.ebx, &out.ecx, &out.edx) == 0) {
+    return {};
+  }
+  return out;
+}
+
+std::uint64_t read_xcr0() {
+  unsigned low = 0;
+  unsigned high = 0;
+  // The instruction and not the intrinsic: _xgetbv needs -mxsave, and base has baseline flags.
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<std::uint64_t>(high) << 32) | low;
+}
+
+CpuidWords read_cpuid_words() {
+  CpuidWords words;
+  words.leaf1_ecx = cpuid(1, 0).ecx;
+  const Cpuid leaf7 = cpuid(7, 0);
+  words.leaf7_ebx = leaf7.ebx;
+  words.leaf7_ecx = leaf7.ecx;
+  words.leaf7_1_eax = leaf7.eax >= 1 ? cpuid(7, 1).eax : 0;
+  constexpr int kOsxsave = 27;
+  words.xcr0 = has(words.leaf1_ecx, kOsxsave) ? read_xcr0() : 0;
+  return words;
+}
+
+std::string read_model() {
+  constexpr unsigned kBrandFirst = 0x80000002U;
+  if (cpuid(0x80000000U, 0).eax < kBrandFirst + 2) {
+    return {};
+  }
+  std::array<char, 49> brand{};
+  for (unsigned leaf = 0; leaf < 3; ++leaf) {
+    const Cpuid part = cpuid(kBrandFirst + leaf, 0);
+    std::memcpy(brand.data() + leaf * 16U, &part, 16);
+  }
+  std::string model(brand.data());
+  model.erase(0, std::min(model.find_first_not_of(' '), model.size()));
+  model.erase(model.find_last_not_of(' ') + 1);
+  return model;
+}
+
+#else
+
+CpuidWords read_cpuid_words() {
+  return {};
+}
+
+std::string read_model() {
+  return {};
+}
+
+#endif
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// The quota may stand at the process's cgroup or at any ancestor; the smallest holds.
+std::optional<int> threads_from_cgroup() {
+  const std::string membership = read_text("/proc/self/cgroup");
+  const std::size_t line = membership.find("0::/");
+  if (line == std::string::npos) {
+    return std::nullopt;
+  }
+  const std::size_t begin = line + 3;
+  std::string group = membership.substr(begin, membership.find('\n', begin) - begin);
+  std::optional<int> smallest;
+  while (true) {
+    const auto here = threads_from_cpu_max(read_text("/sys/fs/cgroup" + group + "/cpu.max"));
+    if (here.has_value()) {
+      smallest = std::min(smallest.value_or(*here), *here);
+    }
+    const std::size_t slash = group.rfind('/');
+    if (slash == std::string::npos) {
+      return smallest;
+    }
+    group.resize(slash);
+  }
+}
+
+int count_threads() {
+  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  // Fails on machines with more CPUs than cpu_set_t holds; then the count above stands.
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
+    threads = std::max(1, CPU_COUNT(&allowed));
+  }
+  return std::min(threads, threads_from_cgroup().value_or(threads));
+}
+
+std::int64_t cache_bytes(int name, std::int64_t fallback) {
+  const long bytes = sysconf(name);
+  return bytes > 0 ? static_cast<std::int64_t>(bytes) : fallback;
+}
+
+}  // namespace
+
+CpuIsa isa_from_cpuid(const CpuidWords& words) noexcept {
+  constexpr std::uint64_t kYmmState = 0x6;   // XMM, YMM
+  constexpr std::uint64_t kZmmState = 0xE6;  // and opmask, ZMM0-15 high, ZMM16-31
+  const bool avx2 = has(words.leaf1_ecx, 12) && has(words.leaf1_ecx, 28) &&  // FMA, AVX
+                    has(words.leaf1_ecx, 29) && has(words.leaf7_ebx, 5) &&   // F16C, AVX2
+                    (words.xcr0 & kYmmState) == kYmmState;
+  if (!avx2) {
+    return CpuIsa::kPortable;
+  }
+  const bool avx512 = has(words.leaf7_ebx, 16) && has(words.leaf7_ebx, 17) &&  // F, DQ
+                      has(words.leaf7_ebx, 30) && has(words.leaf7_ebx, 31) &&  // BW, VL
+                      has(words.leaf7_ecx, 1) && has(words.leaf7_ecx, 11) &&   // VBMI, VNNI
+                      has(words.leaf7_1_eax, 5) &&                             // BF16
+                      (words.xcr0 & kZmmState) == kZmmState;
+  return avx512 ? CpuIsa::kAvx512 : CpuIsa::kAvx2;
+}
+
+std::optional<int> threads_from_cpu_max(std::string_view cpu_max) {
+  std::int64_t quota = 0;
+  const char* const end = cpu_max.data() + cpu_max.size();
+  const auto [after_quota, quota_error] = std::from_chars(cpu_max.data(), end, quota);
+  if (quota_error != std::errc() || after_quota == end || *after_quota != ' ' || quota <= 0) {
+    return std::nullopt;
+  }
+  std::int64_t period = 0;
+  const auto [after_period, period_error] = std::from_chars(after_quota + 1, end, period);
+  if (period_error != std::errc() || period <= 0) {
+    return std::nullopt;
+  }
+  return static_cast<int>(std::clamp<std::int64_t>(quota / period, 1, 1 << 16));
+}
+
+CpuInfo detect_cpu() {
+  CpuInfo info;
+  info.isa = isa_from_cpuid(read_cpuid_words());
+  info.model = read_model();
+  info.threads = count_threads();
+  // Fallbacks: the smallest sizes of the last ten years' server cores.
+  info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 * 1024);
+  info.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 256 * 1024);
+  return info;
+}
+
+}  // namespace moekit::base

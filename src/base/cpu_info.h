@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What this machine's CPU offers to the process: instruction set, threads, cache sizes. Asked once
+// when a device descriptor is made, never on a hot path.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace moekit::base {
+
+/// Instruction sets that bodies are compiled for; a higher one includes the lower ones.
+enum class CpuIsa : std::uint8_t {
+  kPortable,
+  kAvx2,    // with FMA and F16C
+  kAvx512,  // F, BW, VL, DQ, VBMI, VNNI and BF16 together: Zen 4, Sapphire Rapids and later
+};
+
+struct CpuInfo {
+  CpuIsa isa = CpuIsa::kPortable;
+  std::string model{};  // the processor's own brand string; empty where it has none
+  int threads = 1;      // hardware threads this process may use: affinity and cgroup quota
+  std::int64_t l1d_bytes = 0;
+  std::int64_t l2_bytes = 0;  // of one core
+};
+
+/// Asks the processor and the operating system. An ISA counts only when both the instructions
+/// (CPUID) and the saving of its registers (XCR0) are there.
+[[nodiscard]] CpuInfo detect_cpu();
+
+/// Whole CPUs that a cgroup v2 `cpu.max` line ("200000 100000", "max 100000") grants, at least 1;
+/// nullopt without a limit or when the text is not such a line.
+[[nodiscard]] std::optional<int> threads_from_cpu_max(std::string_view cpu_max);
+
+/// The highest ISA for these CPUID words and XCR0; separate from detect_cpu so that a test can ask
+/// about machines that are not here.
+struct CpuidWords {
+  std::uint32_t leaf1_ecx = 0;
+  std::uint32_t leaf7_ebx = 0;
+  std::uint32_t leaf7_ecx = 0;
+  std::uint32_t leaf7_1_eax = 0;
+  std::uint64_t xcr0 = 0;
+};
+
+[[nodiscard]] CpuIsa isa_from_cpuid(const CpuidWords& words) noexcept;
+
+}  // namespace moekit::base

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/thread_pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace moekit::base {
+namespace {
+
+std::unique_ptr<ThreadPool> make_pool(int num_threads) {
+  auto pool = ThreadPool::create(num_threads);
+  EXPECT_TRUE(pool.has_value()) << pool.status().to_string();
+  return std::move(pool).value();
+}
+
+TEST(ThreadPool, EveryWorkerRunsOncePerRegion) {
+  for (const int num_threads : {1, 2, 3, 4, 8}) {
+    const auto pool = make_pool(num_threads);
+    ASSERT_EQ(pool->num_threads(), num_threads);
+    std::vector<int> counts(static_cast<std::size_t>(num_threads), 0);  // plain: a race would show
+    for (int region = 0; region < 200; ++region) {
+      pool->parallel([&](int worker, int num_workers) {
+        EXPECT_EQ(num_workers, num_threads);
+        ++counts[static_cast<std::size_t>(worker)];
+      });
+    }
+    for (const int count : counts) {
+      EXPECT_EQ(count, 200);
+    }
+  }
+}
+
+TEST(ThreadPool, WritesOfARegionAreSeenByTheCallerAndTheNextRegion) {
+  const auto pool = make_pool(2);
+  std::vector<int> values(64, 0);
+  for (int region = 1; region <= 500; ++region) {
+    pool->parallel([&](int worker, int num_workers) {
+      // Each worker reads what the other one wrote in the region before.
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        if (static_cast<int>(i + static_cast<std::size_t>(region)) % num_workers == worker) {
+          ++values[i];
+        }
+      }
+    });
+    for (const int value : values) {
+      ASSERT_EQ(value, region);
+    }
+  }
+}
+
+TEST(ThreadPool, ParkedWorkersWake) {
+  const auto pool = make_pool(2);
+  std::atomic<int> runs{0};
+  for (int region = 0; region < 5; ++region) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // well past the spin time
+    pool->parallel([&](int, int) { runs.fetch_add(1); });
+  }
+  EXPECT_EQ(runs.load(), 10);
+}
+
+TEST(ThreadPool, CallerParksBehindASlowWorker) {
+  const auto pool = make_pool(2);
+  int slow_result = 0;
+  pool->parallel([&](int worker, int) {
+    if (worker == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      slow_result = 7;
+    }
+  });
+  EXPECT_EQ(slow_result, 7);
+}
+
+TEST(ThreadPool, RegionsOfSeveralCallersTakeTurns) {
+  const auto pool = make_pool(2);
+  int shared_count = 0;  // written by worker 0 of each region: regions must not overlap
+  std::vector<std::jthread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      for (int region = 0; region < 200; ++region) {
+        pool->parallel([&](int worker, int) {
+          if (worker == 0) {
+            ++shared_count;
+          }
+        });
+      }
+    });
+  }
+  callers.clear();
+  EXPECT_EQ(shared_count, 600);
+}
+
+TEST(ThreadPool, RefusesBadCountsWithTheValue) {
+  for (const int bad : {0, -1, 1025}) {
+    const auto pool = ThreadPool::create(bad);
+    ASSERT_FALSE(pool.has_value());
+    EXPECT_EQ(pool.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(pool.status().message().find(std::to_string(bad)), std::string_view::npos);
+  }
+}
+
+}  // namespace
+}  // namespace moekit::base
