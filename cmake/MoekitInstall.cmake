@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Library, headers and a CMake package: find_package(moekit) gives moekit::moekit.
 include(CMakePackageConfigHelpers)
 install(TARGETS moekit EXPORT moekitTargets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # moekit_layer(NAME): an object library of src/NAME/**.cc without tests and benches, and one test
 # program per ctest label: x_test.cc is `unit`; x_LABEL_test.cc (property golden stress slow gpu nvrtc)
 # takes that label. Only *_avx2.cc and *_avx512.cc get -m flags.
