@@ -20,8 +20,6 @@
 
 namespace moekit {
 
-enum class LogLevel : std::uint8_t { kError, kWarn, kInfo, kDebug };
-
 struct RuntimeOptions {
   int num_threads = 0;  // 0: MOEKIT_THREADS, else all cores available to the process
   std::function<void(LogLevel, std::string_view)>

@@ -5,6 +5,7 @@
 // Status or a Result<T>, cheap when all went well, with a message that names the values, the rule
 // and the place.
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -12,6 +13,9 @@
 #include <variant>
 
 namespace moekit {
+
+/// Weight of an event that is told to a log sink (runtime.h).
+enum class LogLevel : std::uint8_t { kError, kWarn, kInfo, kDebug };
 
 enum class StatusCode : int {
   kOk = 0,
