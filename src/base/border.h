@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The library's border: public entries are noexcept and run their body through at_border, which
+// turns what the standard library throws into a Status.
+
+#include <exception>
+#include <new>
+#include <utility>
+
+#include "moekit/status.h"
+
+#include "base/text.h"
+
+namespace moekit::base {
+
+/// Returns body(); an exception becomes kOutOfMemory (bad_alloc) or kInternal.
+template <typename Body>
+[[nodiscard]] auto at_border(Body&& body) noexcept -> decltype(body()) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const std::bad_alloc&) {
+    return out_of_memory("host memory allocation failed");
+  } catch (const std::exception& error) {
+    return internal_error(cat("unexpected exception: ", error.what()));
+  }
+}
+
+}  // namespace moekit::base
