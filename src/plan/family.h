@@ -84,6 +84,8 @@ struct CpuCall {
 
 using CpuKernel = void (*)(const CpuCall& call, base::ThreadPool& pool);
 
+struct CudaFamily;  // plan/launch.h
+
 /// What a family does within a plan.
 enum class FamilyJob : std::uint8_t {
   kRoute,    // logits to ids and weights
@@ -104,6 +106,8 @@ struct KernelFamily {
   std::vector<Step> (*lower)(const FamilyContext& context, std::int64_t m_min, std::int64_t m_max);
   /// The body for a step of this family on a CPU; null when the name is not one of its own.
   CpuKernel (*cpu_kernel)(const Step& step);
+  /// The family's CUDA half; null where it has none.
+  const CudaFamily* cuda = nullptr;
 };
 
 /// Steps' dotted names: `<family>.<recipe>.<role>_<tile>.<arch>`; the only code that writes them.
