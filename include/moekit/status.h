@@ -90,8 +90,8 @@ class [[nodiscard]] Result {
  public:
   using value_type = T;
 
-  Result(T value)
-      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
 
   /// `status` must be an error; an ok Status becomes kInternal, so that a mistake is never silent.
   Result(Status status)  // NOLINT(google-explicit-constructor)

@@ -68,7 +68,7 @@ std::string read_model() {
   std::array<char, 49> brand{};
   for (unsigned leaf = 0; leaf < 3; ++leaf) {
     const Cpuid part = cpuid(kBrandFirst + leaf, 0);
-    std::memcpy(brand.data() + leaf * 16U, &part, 16);
+    std::memcpy(brand.data() + std::size_t{leaf} * 16, &part, 16);
   }
   std::string model(brand.data());
   model.erase(0, std::min(model.find_first_not_of(' '), model.size()));
@@ -172,8 +172,8 @@ CpuInfo detect_cpu() {
   info.model = read_model();
   info.threads = count_threads();
   // Fallbacks: the smallest sizes of the last ten years' server cores.
-  info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 * 1024);
-  info.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 256 * 1024);
+  info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32768);
+  info.l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 262144);
   return info;
 }
 
