@@ -34,8 +34,11 @@ enum class SharedInput : std::uint8_t { kNone, kIo, kF32 };
 [[nodiscard]] std::string_view row_order_name(RowOrder order) noexcept;
 [[nodiscard]] std::optional<RowOrder> row_order_from_name(std::string_view name) noexcept;
 [[nodiscard]] std::string_view combine_order_name(CombineOrder order) noexcept;
+[[nodiscard]] std::optional<CombineOrder> combine_order_from_name(std::string_view name) noexcept;
 [[nodiscard]] std::string_view scaling_place_name(ScalingPlace place) noexcept;
+[[nodiscard]] std::optional<ScalingPlace> scaling_place_from_name(std::string_view name) noexcept;
 [[nodiscard]] std::string_view shared_input_name(SharedInput shared) noexcept;
+[[nodiscard]] std::optional<SharedInput> shared_input_from_name(std::string_view name) noexcept;
 
 struct Problem {
   std::int64_t num_tokens = 0;   // capacity: the plan serves every 0 <= M <= num_tokens

@@ -76,7 +76,7 @@ class Binding {
   RunArguments arguments_{};
   std::int64_t num_tokens_ = 0;
   const Rung* rung_ = nullptr;
-  std::array<const void*, kMaxSteps> kernels_{};
+  std::array<void (*)(), kMaxSteps> kernels_{};  // one body per step of the rung
   std::array<std::byte*, kMaxSlices> slices_{};
 };
 

@@ -100,6 +100,8 @@ struct KernelFamily {
 
   /// Can this family serve every M in [m_min, m_max], and at what cost at m_max?
   Verdict (*check)(const FamilyContext& context, std::int64_t m_min, std::int64_t m_max);
+  /// Token counts at which the family changes tile or grid, each the last M of a rung; null: none.
+  std::vector<std::int64_t> (*breakpoints)(const FamilyContext& context);
   /// Workspace for `num_tokens` live tokens. Must not shrink as num_tokens grows.
   std::vector<SliceRequest> (*slices)(const FamilyContext& context, std::int64_t num_tokens);
   /// The steps for a rung that `check` accepted.
