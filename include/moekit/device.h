@@ -5,6 +5,7 @@
 // machine without it.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,7 +21,8 @@ enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512 };
 
 [[nodiscard]] std::string_view arch_name(Arch arch) noexcept;
 [[nodiscard]] std::string_view isa_name(Isa isa) noexcept;
-[[nodiscard]] Result<Isa> isa_from_name(std::string_view name) noexcept;
+[[nodiscard]] std::optional<Arch> arch_from_name(std::string_view name) noexcept;
+[[nodiscard]] std::optional<Isa> isa_from_name(std::string_view name) noexcept;
 
 struct DeviceDescriptor {
   Arch arch = Arch::kCpu;

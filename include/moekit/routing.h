@@ -69,7 +69,7 @@ struct RouteArguments {
 /// Shapes    x [num_tokens, hidden] bf16, f16 or f32; weight [num_experts, hidden] bf16, f16 or
 /// f32;
 ///           bias null or f32 [num_experts]; logits [num_tokens, num_experts] f32
-/// Numerics  f32 products of the widened operands, f64 accumulation, one rounding to f32
+/// Numerics  exact f64 products of the widened operands, f64 accumulation, one rounding to f32
 /// Errors    kInvalidArgument  shapes or dtypes
 [[nodiscard]] Status router_logits(const TensorView& x,
                                    const TensorView& weight,

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "moekit/device.h"
+
+#include "base/cpu_info.h"
+#include "base/named.h"
+#include "base/text.h"
+
+namespace moekit {
+namespace {
+
+using base::cat;
+
+constexpr base::Named<Arch> kArchs[] = {
+    {Arch::kCpu, "cpu"},         {Arch::kSm80, "sm_80"},     {Arch::kSm86, "sm_86"},
+    {Arch::kSm89, "sm_89"},      {Arch::kSm90a, "sm_90a"},   {Arch::kSm100a, "sm_100a"},
+    {Arch::kSm120a, "sm_120a"},  {Arch::kSm121a, "sm_121a"},
+};
+constexpr base::Named<Isa> kIsas[] = {
+    {Isa::kPortable, "portable"}, {Isa::kAvx2, "avx2"}, {Isa::kAvx512, "avx512"}};
+
+// Public device figures of one representative product per architecture: A100, A10, L4, H200, B200,
+// RTX PRO 6000, GB10. A live device's own figures replace them when one is asked.
+struct CudaDefaults {
+  Arch arch;
+  std::int64_t num_sms;
+  std::int64_t smem_per_block_bytes;
+  std::int64_t l2_bytes;
+};
+
+constexpr std::int64_t kMib = std::int64_t{1} << 20;
+constexpr CudaDefaults kCudaDefaults[] = {
+    {Arch::kSm80, 108, 163 * 1024, 40 * kMib},   {Arch::kSm86, 72, 99 * 1024, 6 * kMib},
+    {Arch::kSm89, 58, 99 * 1024, 48 * kMib},     {Arch::kSm90a, 132, 227 * 1024, 60 * kMib},
+    {Arch::kSm100a, 148, 227 * 1024, 126 * kMib}, {Arch::kSm120a, 188, 99 * 1024, 128 * kMib},
+    {Arch::kSm121a, 48, 99 * 1024, 24 * kMib},
+};
+
+Isa isa_of(base::CpuIsa isa) {
+  switch (isa) {
+    case base::CpuIsa::kAvx512:
+      return Isa::kAvx512;
+    case base::CpuIsa::kAvx2:
+      return Isa::kAvx2;
+    case base::CpuIsa::kPortable:
+      break;
+  }
+  return Isa::kPortable;
+}
+
+Result<DeviceDescriptor> cpu_device(std::string_view isa_text) {
+  DeviceDescriptor device = host_cpu();
+  if (!isa_text.empty()) {
+    const std::optional<Isa> isa = isa_from_name(isa_text);
+    if (!isa.has_value()) {
+      return invalid_argument(
+          cat("unknown CPU instruction set '", isa_text, "', expected portable, avx2 or avx512"));
+    }
+    device.isa = *isa;
+  }
+  return device;
+}
+
+}  // namespace
+
+std::string_view arch_name(Arch arch) noexcept {
+  return base::name_of(kArchs, arch);
+}
+
+std::optional<Arch> arch_from_name(std::string_view name) noexcept {
+  return base::value_of(kArchs, name);
+}
+
+std::string_view isa_name(Isa isa) noexcept {
+  return base::name_of(kIsas, isa);
+}
+
+std::optional<Isa> isa_from_name(std::string_view name) noexcept {
+  return base::value_of(kIsas, name);
+}
+
+DeviceDescriptor host_cpu() noexcept {
+  const base::CpuInfo info = base::detect_cpu();
+  DeviceDescriptor device;
+  device.arch = Arch::kCpu;
+  device.name = info.model;
+  device.isa = isa_of(info.isa);
+  device.num_threads = info.threads;
+  device.l1d_bytes = info.l1d_bytes;
+  device.l2_per_core_bytes = info.l2_bytes;
+  return device;
+}
+
+Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
+  if (name == "cpu" || name.substr(0, 4) == "cpu:") {
+    return cpu_device(name == "cpu" ? std::string_view() : name.substr(4));
+  }
+  for (const base::Named<Arch>& row : kArchs) {
+    // `sm_90` stands for `sm_90a`: an unsuffixed name is an alias where the suffixed one is meant.
+    if (row.name != name && row.name != cat(name, "a")) {
+      continue;
+    }
+    for (const CudaDefaults& defaults : kCudaDefaults) {
+      if (defaults.arch == row.value) {
+        DeviceDescriptor device;
+        device.arch = row.value;
+        device.num_sms = defaults.num_sms;
+        device.smem_per_block_bytes = defaults.smem_per_block_bytes;
+        device.l2_bytes = defaults.l2_bytes;
+        return device;
+      }
+    }
+  }
+  std::string known;
+  for (const base::Named<Arch>& row : kArchs) {
+    known += cat(known.empty() ? "" : ", ", row.name);
+  }
+  return invalid_argument(cat("unknown device '", name, "', expected one of ", known,
+                              " (a CPU takes :portable, :avx2 or :avx512)"));
+}
+
+}  // namespace moekit

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The inside of a Binding, for bind and run alone.
+
+#include <span>
+
+#include "cpu/execute.h"
+#include "moekit/runtime.h"
+#include "runtime/state.h"
+
+namespace moekit {
+
+struct BindingAccess {
+  static Binding make(const Plan& plan, const PackedExperts& experts, const RunArguments& arguments,
+                      const Rung* rung) {
+    Binding binding(plan, experts);
+    binding.arguments_ = arguments;
+    binding.num_tokens_ = arguments.x.shape[0];
+    // The rung lives in the plan's shared state, which the binding keeps alive.
+    binding.rung_ = rung;
+    return binding;
+  }
+
+  /// Slice pointers and one body per step.
+  static Status resolve(Binding& binding, std::span<std::byte> workspace);
+
+  static Status run(const Runtime& runtime, const Binding& binding) noexcept {
+    plan::CpuCall call;
+    const PackedExperts::State& experts = *binding.experts_.state();
+    call.plan = &*binding.plan_;
+    call.arguments = &binding.arguments_;
+    call.weights = {&experts.layout, experts.base};
+    for (std::size_t i = 0; i < plan::kNumSlices; ++i) {
+      call.slices[i] = binding.slices_[i];
+    }
+    cpu::execute(call, *binding.rung_, binding.kernels_, binding.num_tokens_, *runtime.state()->pool);
+    return {};
+  }
+};
+
+}  // namespace moekit

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// prepare: validate every scale, pack expert by expert straight from the source into the destination.
+// Nothing is staged, so the memory beyond source and destination is a few hundred bytes per thread.
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "base/cpu_info.h"
+#include "base/text.h"
+#include "device/numerics/bf16.h"
+#include "moekit/experts.h"
+#include "runtime/border.h"
+#include "runtime/state.h"
+
+namespace moekit {
+namespace {
+
+using base::cat;
+
+constexpr std::string_view kProjectionNames[] = {"gate", "up", "down"};
+
+struct NamedMatrix {
+  std::string_view name;
+  const WeightMatrix* matrix;
+  std::int64_t rows;
+  std::int64_t cols;
+};
+
+float load_bias(const BiasView& bias, std::int64_t index) {
+  const std::int64_t at = index * bias.stride;
+  switch (bias.dtype) {
+    case DType::kBf16:
+      return device::bf16_to_f32(static_cast<const std::uint16_t*>(bias.data)[at]);
+    case DType::kF16:
+      return device::f16_to_f32(static_cast<const std::uint16_t*>(bias.data)[at]);
+    default:
+      return static_cast<const float*>(bias.data)[at];
+  }
+}
+
+Status check_bias(const BiasView& bias, bool wanted, std::int64_t size, std::string_view name) {
+  if (!wanted) {
+    return bias.data == nullptr ? Status()
+                                : invalid_argument(cat(name, " given, but the problem names none"));
+  }
+  if (bias.data == nullptr || bias.size != size) {
+    return invalid_argument(cat(name, " has ", bias.data == nullptr ? 0 : bias.size,
+                                " elements, expected ", size));
+  }
+  if (bias.dtype != DType::kF32 && bias.dtype != DType::kBf16 && bias.dtype != DType::kF16) {
+    return invalid_argument(
+        cat(name, " has dtype ", dtype_name(bias.dtype), ", expected f32, bf16 or f16"));
+  }
+  return {};
+}
+
+Status check_matrix(const NamedMatrix& named, const Problem& problem) {
+  const WeightMatrix& matrix = *named.matrix;
+  const Format format = recipe_info(problem.recipe).weights;
+  if (matrix.format != format) {
+    return invalid_argument(cat(named.name, " is ", format_info(matrix.format).name, ", recipe ",
+                                recipe_info(problem.recipe).name, " needs ", format_info(format).name));
+  }
+  if (matrix.rows != named.rows || matrix.cols != named.cols) {
+    return invalid_argument(cat(named.name, " has shape [", matrix.rows, ", ", matrix.cols,
+                                "], expected [", named.rows, ", ", named.cols, "]"));
+  }
+  if (matrix.group_offset != 0) {
+    return unsupported(cat(named.name, " begins ", matrix.group_offset,
+                           " columns inside a scale group; this layout begins at 0"));
+  }
+  return validate_weights(matrix).with_context(named.name);
+}
+
+Status check_expert(const Problem& problem, const ExpertWeights& expert) {
+  const bool gated = activation_is_gated(problem.activation.kind);
+  const std::int64_t inner = problem.intermediate_size;
+  const NamedMatrix matrices[] = {
+      {kProjectionNames[0], &expert.gate, inner, problem.hidden_size},
+      {kProjectionNames[1], &expert.up, inner, problem.hidden_size},
+      {kProjectionNames[2], &expert.down, problem.hidden_size, inner},
+  };
+  for (const NamedMatrix& named : matrices) {
+    if (named.matrix == &expert.gate && !gated) {
+      continue;
+    }
+    MOEKIT_RETURN_IF_ERROR(check_matrix(named, problem));
+  }
+  MOEKIT_RETURN_IF_ERROR(
+      check_bias(expert.gate_bias, problem.gate_up_bias && gated, inner, "gate bias"));
+  MOEKIT_RETURN_IF_ERROR(check_bias(expert.up_bias, problem.gate_up_bias, inner, "up bias"));
+  return check_bias(expert.down_bias, problem.down_bias, problem.hidden_size, "down bias");
+}
+
+// Packs one unit, panels split over the pool's threads.
+void pack_region(const plan::PackedRegion& region, const formats::Packing& packing,
+                 std::span<const WeightMatrix> parts, std::byte* destination, base::ThreadPool& pool) {
+  const std::int64_t panels =
+      (region.shape.rows + packing.panel_rows - 1) / packing.panel_rows;
+  pool.parallel([&](int worker, int num_workers) {
+    const std::int64_t begin = panels * worker / num_workers;
+    const std::int64_t end = panels * (worker + 1) / num_workers;
+    if (begin < end) {
+      packing.pack(parts, region.shape, begin, end, destination);
+    }
+  });
+}
+
+void store_biases(const plan::PackedLayout& layout, std::int64_t expert_idx,
+                  const ExpertWeights& expert, std::byte* base) {
+  const std::pair<std::int64_t, const BiasView*> biases[] = {
+      {layout.gate_bias_offset, &expert.gate_bias},
+      {layout.up_bias_offset, &expert.up_bias},
+      {layout.down_bias_offset, &expert.down_bias},
+  };
+  for (const auto& [offset, bias] : biases) {
+    if (offset < 0) {
+      continue;
+    }
+    auto* out = reinterpret_cast<float*>(base + offset) + expert_idx * bias->size;
+    for (std::int64_t i = 0; i < bias->size; ++i) {
+      out[i] = load_bias(*bias, i);
+    }
+  }
+}
+
+void pack_expert(const plan::PackedLayout& layout, std::int64_t expert_idx, const ExpertWeights& expert,
+                 std::byte* base, base::ThreadPool& pool) {
+  const bool gated = layout.gate_up.shape.num_parts == 2;
+  const WeightMatrix gate_up[] = {gated ? expert.gate : expert.up, expert.up};
+  pack_region(layout.gate_up, *layout.packing,
+              std::span<const WeightMatrix>(gate_up, gated ? 2U : 1U),
+              base + layout.gate_up.offset + expert_idx * layout.gate_up.expert_stride_bytes, pool);
+  pack_region(layout.down, *layout.packing, std::span<const WeightMatrix>(&expert.down, 1),
+              base + layout.down.offset + expert_idx * layout.down.expert_stride_bytes, pool);
+  auto* globals = reinterpret_cast<float*>(base + layout.globals_offset) + expert_idx * 4;
+  globals[0] = gated ? expert.gate.global_scale : 0.0F;
+  globals[1] = expert.up.global_scale;
+  globals[2] = expert.down.global_scale;
+  globals[3] = 0.0F;
+  store_biases(layout, expert_idx, expert, base);
+}
+
+Status place(const plan::PackedLayout& layout, const PrepareOptions& options,
+             PackedExperts::State& state) {
+  state.bytes = layout.total_bytes;
+  if (options.destination.empty()) {
+    constexpr auto kAlignment = std::align_val_t{kPackedAlignment};
+    auto* memory = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(state.bytes),
+                                                          kAlignment, std::nothrow));
+    if (memory == nullptr) {
+      return out_of_memory(cat("packed experts need ", state.bytes, " bytes"));
+    }
+    state.owned = std::shared_ptr<std::byte>(
+        memory, [](std::byte* pointer) { ::operator delete(pointer, std::align_val_t{kPackedAlignment}); });
+    state.base = memory;
+    return {};
+  }
+  if (static_cast<std::int64_t>(options.destination.size()) < state.bytes) {
+    return invalid_argument(cat("destination has ", options.destination.size(),
+                                " bytes, packed experts need ", state.bytes));
+  }
+  if (reinterpret_cast<std::uintptr_t>(options.destination.data()) % kPackedAlignment != 0) {
+    return invalid_argument(cat("destination is not aligned to ", kPackedAlignment, " bytes"));
+  }
+  state.base = options.destination.data();
+  return {};
+}
+
+}  // namespace
+
+const std::string& PackedExperts::layout_id() const noexcept {
+  static const std::string kNone;
+  return state_ == nullptr ? kNone : state_->layout_id;
+}
+
+std::span<const std::byte> PackedExperts::bytes() const noexcept {
+  return state_ == nullptr
+             ? std::span<const std::byte>()
+             : std::span<const std::byte>(state_->base, static_cast<std::size_t>(state_->bytes));
+}
+
+std::int64_t PackedExperts::peak_extra_bytes() const noexcept {
+  return state_ == nullptr ? 0 : state_->peak_extra_bytes;
+}
+
+Result<PackedExperts> prepare(const Plan& plan, const ExpertsSource& source,
+                              const PrepareOptions& options) noexcept {
+  return guard_border([&]() -> Result<PackedExperts> {
+    const Problem& problem = plan.problem();
+    const auto num_experts = static_cast<std::int64_t>(source.experts.size());
+    if (num_experts != problem.num_experts) {
+      return invalid_argument(
+          cat("source has ", num_experts, " experts, the plan needs ", problem.num_experts));
+    }
+    auto state = std::make_shared<PackedExperts::State>();
+    MOEKIT_ASSIGN_OR_RETURN(state->layout, plan::packed_layout(problem, plan->device));
+    state->layout_id = state->layout.id;
+    state->problem = problem;
+    MOEKIT_RETURN_IF_ERROR(place(state->layout, options, *state));
+    // Alignment gaps behind the regions get defined bytes, so that equal weights give equal buffers.
+    std::memset(state->base + state->layout.globals_offset, 0,
+                static_cast<std::size_t>(state->bytes - state->layout.globals_offset));
+    const int threads = options.num_threads > 0 ? options.num_threads : base::detect_cpu().threads;
+    MOEKIT_ASSIGN_OR_RETURN(const auto pool, base::ThreadPool::create(threads));
+    for (std::int64_t expert = 0; expert < num_experts; ++expert) {
+      const ExpertWeights& weights = source.experts[static_cast<std::size_t>(expert)];
+      MOEKIT_RETURN_IF_ERROR(check_expert(problem, weights).with_context(cat("expert ", expert)));
+      pack_expert(state->layout, expert, weights, state->base, *pool);
+      if (options.progress && !options.progress({expert + 1, num_experts})) {
+        return failed_precondition(cat("prepare cancelled after ", expert + 1, " of ", num_experts,
+                                       " experts"));
+      }
+    }
+    return PackedExperts(std::move(state));
+  });
+}
+
+}  // namespace moekit

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "moekit/runtime.h"
+
+#include <new>
+
+#include "base/cpu_info.h"
+#include "base/text.h"
+#include "cpu/execute.h"
+#include "kernels/catalog.h"
+#include "runtime/border.h"
+#include "runtime/state.h"
+
+namespace moekit {
+
+Result<Runtime> Runtime::create(const RuntimeOptions& options) noexcept {
+  return guard_border([&]() -> Result<Runtime> {
+    if (options.num_threads < 0) {
+      return invalid_argument(base::cat("num_threads ", options.num_threads, ", expected 0 or more"));
+    }
+    auto state = std::make_shared<State>();
+    state->options = options;
+    const int threads = options.num_threads != 0 ? options.num_threads : base::detect_cpu().threads;
+    MOEKIT_ASSIGN_OR_RETURN(state->pool, base::ThreadPool::create(threads));
+    return Runtime(std::move(state));
+  });
+}
+
+int Runtime::num_threads() const noexcept {
+  return state_->pool->num_threads();
+}
+
+Result<Plan> make_plan(const Problem& problem, const DeviceDescriptor& device,
+                       const PlanOverrides& overrides) noexcept {
+  return guard_border([&]() -> Result<Plan> {
+    MOEKIT_RETURN_IF_ERROR(validate_problem(problem));
+    return plan::choose(problem, device, overrides, kernels::catalog());
+  });
+}
+
+Result<std::int64_t> required_bytes(const Problem& problem, const DeviceDescriptor& device,
+                                    const PlanOverrides& overrides) noexcept {
+  MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, device, overrides));
+  return plan.workspace_bytes();
+}
+
+std::vector<DeviceDescriptor> list_devices() noexcept {
+  return {host_cpu()};
+}
+
+}  // namespace moekit

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What stands behind the opaque types of the public headers.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/thread_pool.h"
+#include "moekit/experts.h"
+#include "moekit/runtime.h"
+#include "plan/packed_layout.h"
+
+namespace moekit {
+
+struct Runtime::State {
+  RuntimeOptions options{};
+  std::unique_ptr<base::ThreadPool> pool{};
+};
+
+struct PackedExperts::State {
+  std::string layout_id{};
+  plan::PackedLayout layout{};
+  Problem problem{};                  // the shape it was packed for; num_tokens means nothing here
+  std::shared_ptr<std::byte> owned{};  // null where the caller gave the destination
+  std::byte* base = nullptr;
+  std::int64_t bytes = 0;
+  std::int64_t peak_extra_bytes = 0;
+};
+
+}  // namespace moekit
