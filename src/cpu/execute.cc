@@ -5,8 +5,11 @@
 
 namespace moekit::cpu {
 
-void execute(plan::CpuCall call, const Rung& rung, std::span<void (*const)()> kernels,
-             std::int64_t num_tokens, base::ThreadPool& pool) noexcept {
+void execute(plan::CpuCall call,
+             const Rung& rung,
+             std::span<void (*const)()> kernels,
+             std::int64_t num_tokens,
+             base::ThreadPool& pool) noexcept {
   for (std::int64_t begin = 0; begin < num_tokens; begin += rung.chunk_tokens) {
     call.token_begin = begin;
     call.num_tokens = std::min(rung.chunk_tokens, num_tokens - begin);

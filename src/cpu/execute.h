@@ -10,9 +10,12 @@
 
 namespace moekit::cpu {
 
-/// Runs every step for tokens [0, num_tokens), at most `chunk_tokens` at a time. `call` carries everything
-/// but step, token_begin and num_tokens.
-void execute(plan::CpuCall call, const Rung& rung, std::span<void (*const)()> kernels,
-             std::int64_t num_tokens, base::ThreadPool& pool) noexcept;
+/// Runs every step for tokens [0, num_tokens), at most `chunk_tokens` at a time. `call` carries
+/// everything but step, token_begin and num_tokens.
+void execute(plan::CpuCall call,
+             const Rung& rung,
+             std::span<void (*const)()> kernels,
+             std::int64_t num_tokens,
+             base::ThreadPool& pool) noexcept;
 
 }  // namespace moekit::cpu

@@ -34,10 +34,13 @@ class Chooser {
   Chooser(const FamilyContext& context, std::span<const KernelFamily* const> families)
       : context_(context), families_(families) {}
 
-  /// Best family of `job` for [m_min, m_max]; of the wanted execution family, or of any other where none
-  /// of that one accepts and no pin asks for it.
-  Choice best(FamilyJob job, std::optional<ExecutionFamily> wanted, std::int64_t m_min,
-              std::int64_t m_max, std::vector<Refusal>& refused) const {
+  /// Best family of `job` for [m_min, m_max]; of the wanted execution family, or of any other where
+  /// none of that one accepts and no pin asks for it.
+  Choice best(FamilyJob job,
+              std::optional<ExecutionFamily> wanted,
+              std::int64_t m_min,
+              std::int64_t m_max,
+              std::vector<Refusal>& refused) const {
     Choice choice = ranked(job, wanted, m_min, m_max, refused);
     const bool pinned = context_.overrides.family.has_value();
     if (choice.family == nullptr && wanted.has_value() && !pinned) {
@@ -47,8 +50,11 @@ class Chooser {
   }
 
  private:
-  Choice ranked(FamilyJob job, std::optional<ExecutionFamily> wanted, std::int64_t m_min,
-                std::int64_t m_max, std::vector<Refusal>& refused) const {
+  Choice ranked(FamilyJob job,
+                std::optional<ExecutionFamily> wanted,
+                std::int64_t m_min,
+                std::int64_t m_max,
+                std::vector<Refusal>& refused) const {
     Choice best;
     for (const KernelFamily* family : families_) {
       if (family->job != job || (wanted.has_value() && family->execution != *wanted)) {
@@ -82,7 +88,9 @@ Result<std::vector<Range>> execution_ranges(const FamilyContext& context) {
   }
   const LadderRow* row = ladder_row(context.device.arch, context.problem.recipe);
   if (row == nullptr) {
-    return unsupported(cat("no tuning table for ", arch_name(context.device.arch), " and recipe ",
+    return unsupported(cat("no tuning table for ",
+                           arch_name(context.device.arch),
+                           " and recipe ",
                            recipe_info(context.problem.recipe).name));
   }
   const std::int64_t last_direct = direct_max_tokens(*row, context.problem.top_k);
@@ -117,16 +125,19 @@ AuxStreamOverlap overlap_of(const std::vector<Rung>& ladder) {
         return {OverlapVerdict::kUnsafe,
                 cat("step ", step.kernel, " has a grid barrier without a cooperative launch")};
       }
-      overlap = {OverlapVerdict::kJoinFirst,
-                 cat("step ", step.kernel,
-                     " is a cooperative launch with a grid barrier: join auxiliary work before it")};
+      overlap = {
+          OverlapVerdict::kJoinFirst,
+          cat("step ",
+              step.kernel,
+              " is a cooperative launch with a grid barrier: join auxiliary work before it")};
     }
   }
   return overlap;
 }
 
 void append(std::vector<Step>& steps, std::vector<Step> more) {
-  steps.insert(steps.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
+  steps.insert(
+      steps.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
 
 std::string all_reasons(const std::vector<Refusal>& refused) {
@@ -156,18 +167,26 @@ class LadderBuilder {
     if (!context_.problem.routing.has_value()) {
       return {};
     }
-    route_ = chooser_.best(FamilyJob::kRoute, std::nullopt, 0, context_.problem.num_tokens, plan.refused)
-                 .family;
+    route_ =
+        chooser_.best(FamilyJob::kRoute, std::nullopt, 0, context_.problem.num_tokens, plan.refused)
+            .family;
     return route_ != nullptr ? Status() : unsupported(cat("routing: ", all_reasons(plan.refused)));
   }
 
   Status add_range(const Range& range, PlanData& plan) {
-    const Choice choice = chooser_.best(FamilyJob::kExperts, range.wanted, range.m_min, range.m_max,
-                                        plan.refused);
+    const Choice choice =
+        chooser_.best(FamilyJob::kExperts, range.wanted, range.m_min, range.m_max, plan.refused);
     if (choice.family == nullptr) {
-      return unsupported(cat("no kernel family serves M ", range.m_min, "..", range.m_max, " of ",
-                             recipe_info(context_.problem.recipe).name, " on ",
-                             arch_name(context_.device.arch), ": ", all_reasons(plan.refused)));
+      return unsupported(cat("no kernel family serves M ",
+                             range.m_min,
+                             "..",
+                             range.m_max,
+                             " of ",
+                             recipe_info(context_.problem.recipe).name,
+                             " on ",
+                             arch_name(context_.device.arch),
+                             ": ",
+                             all_reasons(plan.refused)));
     }
     std::vector<std::int64_t> ends{range.m_max};
     if (choice.family->breakpoints != nullptr) {
@@ -187,7 +206,10 @@ class LadderBuilder {
     return {};
   }
 
-  void add_rung(const KernelFamily& family, std::int64_t m_min, std::int64_t m_max, PlanData& plan) {
+  void add_rung(const KernelFamily& family,
+                std::int64_t m_min,
+                std::int64_t m_max,
+                PlanData& plan) {
     Rung rung;
     rung.m_min = m_min;
     rung.m_max = m_max;
@@ -223,8 +245,8 @@ class LadderBuilder {
     if (bound != 0 && needs_for(plan, capacity).total_bytes() > bound) {
       const std::int64_t least = needs_for(plan, std::min<std::int64_t>(capacity, 1)).total_bytes();
       if (least > bound) {
-        return unsupported(cat("max_workspace_bytes ", bound, " is below the ", least,
-                               " bytes that one token needs"));
+        return unsupported(cat(
+            "max_workspace_bytes ", bound, " is below the ", least, " bytes that one token needs"));
       }
       chunk = largest_chunk(plan, bound);
       plan.notes.push_back(
@@ -257,17 +279,21 @@ class LadderBuilder {
 
 void note_conversions(PlanData& plan) {
   if (plan.problem.io_dtype != DType::kBf16) {
-    plan.notes.push_back(cat("x is rounded once from ", dtype_name(plan.problem.io_dtype),
+    plan.notes.push_back(cat("x is rounded once from ",
+                             dtype_name(plan.problem.io_dtype),
                              " to bf16, to nearest, ties to even"));
   }
   plan.notes.push_back(cat("routes of a token are summed in f32 in ",
-                           combine_order_name(plan.problem.combine_order), " order"));
+                           combine_order_name(plan.problem.combine_order),
+                           " order"));
 }
 
 }  // namespace
 
-Result<Plan> choose(const Problem& problem, const DeviceDescriptor& device,
-                    const PlanOverrides& overrides, std::span<const KernelFamily* const> families) {
+Result<Plan> choose(const Problem& problem,
+                    const DeviceDescriptor& device,
+                    const PlanOverrides& overrides,
+                    std::span<const KernelFamily* const> families) {
   MOEKIT_ASSIGN_OR_RETURN(const PackedLayout layout, packed_layout(problem, device));
   const FamilyContext context{problem, device, overrides, layout};
   PlanData plan;

@@ -11,9 +11,14 @@ namespace {
 using base::cat;
 
 constexpr base::Named<Arch> kArchs[] = {
-    {Arch::kCpu, "cpu"},         {Arch::kSm80, "sm_80"},     {Arch::kSm86, "sm_86"},
-    {Arch::kSm89, "sm_89"},      {Arch::kSm90a, "sm_90a"},   {Arch::kSm100a, "sm_100a"},
-    {Arch::kSm120a, "sm_120a"},  {Arch::kSm121a, "sm_121a"},
+    {Arch::kCpu, "cpu"},
+    {Arch::kSm80, "sm_80"},
+    {Arch::kSm86, "sm_86"},
+    {Arch::kSm89, "sm_89"},
+    {Arch::kSm90a, "sm_90a"},
+    {Arch::kSm100a, "sm_100a"},
+    {Arch::kSm120a, "sm_120a"},
+    {Arch::kSm121a, "sm_121a"},
 };
 constexpr base::Named<Isa> kIsas[] = {
     {Isa::kPortable, "portable"}, {Isa::kAvx2, "avx2"}, {Isa::kAvx512, "avx512"}};
@@ -29,9 +34,12 @@ struct CudaDefaults {
 
 constexpr std::int64_t kMib = std::int64_t{1} << 20;
 constexpr CudaDefaults kCudaDefaults[] = {
-    {Arch::kSm80, 108, 163 * 1024, 40 * kMib},   {Arch::kSm86, 72, 99 * 1024, 6 * kMib},
-    {Arch::kSm89, 58, 99 * 1024, 48 * kMib},     {Arch::kSm90a, 132, 227 * 1024, 60 * kMib},
-    {Arch::kSm100a, 148, 227 * 1024, 126 * kMib}, {Arch::kSm120a, 188, 99 * 1024, 128 * kMib},
+    {Arch::kSm80, 108, 163 * 1024, 40 * kMib},
+    {Arch::kSm86, 72, 99 * 1024, 6 * kMib},
+    {Arch::kSm89, 58, 99 * 1024, 48 * kMib},
+    {Arch::kSm90a, 132, 227 * 1024, 60 * kMib},
+    {Arch::kSm100a, 148, 227 * 1024, 126 * kMib},
+    {Arch::kSm120a, 188, 99 * 1024, 128 * kMib},
     {Arch::kSm121a, 48, 99 * 1024, 24 * kMib},
 };
 
@@ -114,7 +122,10 @@ Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
   for (const base::Named<Arch>& row : kArchs) {
     known += cat(known.empty() ? "" : ", ", row.name);
   }
-  return invalid_argument(cat("unknown device '", name, "', expected one of ", known,
+  return invalid_argument(cat("unknown device '",
+                              name,
+                              "', expected one of ",
+                              known,
                               " (a CPU takes :portable, :avx2 or :avx512)"));
 }
 

@@ -3,8 +3,9 @@
 
 // Names of the plan's enumerations, for text, JSON and the command line alike.
 
-#include "base/named.h"
 #include "moekit/plan.h"
+
+#include "base/named.h"
 
 namespace moekit::plan {
 

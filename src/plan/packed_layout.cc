@@ -39,14 +39,24 @@ class Cursor {
 
 std::string layout_id(const Problem& problem, const formats::Packing& packing) {
   const bool gated = activation_is_gated(problem.activation.kind);
-  return cat(packing.arch_class == formats::ArchClass::kCpu ? "cpu" : "sm90", ".", packing.name, ".",
-             format_info(recipe_info(problem.recipe).weights).name, ".h", problem.hidden_size, ".i",
-             problem.intermediate_size, gated ? ".gated" : ".plain",
-             problem.gate_up_bias ? ".bias13" : "", problem.down_bias ? ".bias2" : "");
+  return cat(packing.arch_class == formats::ArchClass::kCpu ? "cpu" : "sm90",
+             ".",
+             packing.name,
+             ".",
+             format_info(recipe_info(problem.recipe).weights).name,
+             ".h",
+             problem.hidden_size,
+             ".i",
+             problem.intermediate_size,
+             gated ? ".gated" : ".plain",
+             problem.gate_up_bias ? ".bias13" : "",
+             problem.down_bias ? ".bias2" : "");
 }
 
-PackedRegion take_region(Cursor& cursor, const formats::Packing& packing,
-                         const formats::PackingShape& shape, std::int64_t num_experts) {
+PackedRegion take_region(Cursor& cursor,
+                         const formats::Packing& packing,
+                         const formats::PackingShape& shape,
+                         std::int64_t num_experts) {
   PackedRegion region;
   region.shape = shape;
   region.expert_stride_bytes = packing.packed_bytes(shape);
@@ -61,8 +71,8 @@ Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescripto
   const Format format = recipe_info(problem.recipe).weights;
   const formats::Packing* packing = formats::packing_for(format, arch_class);
   if (packing == nullptr) {
-    return unsupported(cat("no packed layout of ", format_info(format).name, " for ",
-                           arch_name(device.arch)));
+    return unsupported(
+        cat("no packed layout of ", format_info(format).name, " for ", arch_name(device.arch)));
   }
   const bool gated = activation_is_gated(problem.activation.kind);
   const std::int64_t experts = problem.num_experts;
@@ -71,11 +81,13 @@ Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescripto
   layout.packing = packing;
   layout.num_experts = experts;
   Cursor cursor;
-  layout.gate_up = take_region(
-      cursor, *packing,
-      {format, problem.intermediate_size, problem.hidden_size, gated ? 2 : 1, 0}, experts);
-  layout.down = take_region(cursor, *packing,
-                            {format, problem.hidden_size, problem.intermediate_size, 1, 0}, experts);
+  layout.gate_up =
+      take_region(cursor,
+                  *packing,
+                  {format, problem.intermediate_size, problem.hidden_size, gated ? 2 : 1, 0},
+                  experts);
+  layout.down = take_region(
+      cursor, *packing, {format, problem.hidden_size, problem.intermediate_size, 1, 0}, experts);
   constexpr std::int64_t kFloatBytes = 4;
   layout.globals_offset = cursor.take(experts * 4 * kFloatBytes);
   if (problem.gate_up_bias) {

@@ -11,7 +11,11 @@ namespace {
 using base::cat;
 
 void append_step(std::string& text, std::size_t number, const Step& step) {
-  text += cat(number == 1 ? "steps      " : "           ", number, "  ", step.kernel, "  grid ",
+  text += cat(number == 1 ? "steps      " : "           ",
+              number,
+              "  ",
+              step.kernel,
+              "  grid ",
               step.grid.x);
   if (step.grid.y != 1 || step.grid.z != 1) {
     text += cat("x", step.grid.y, "x", step.grid.z);
@@ -19,8 +23,12 @@ void append_step(std::string& text, std::size_t number, const Step& step) {
   if (step.smem_bytes != 0) {
     text += cat("  smem ", step.smem_bytes, " B");
   }
-  text += cat("  ", step_status_name(step.status), step.cooperative ? "  cooperative" : "",
-              step.pdl_edge ? "  pdl" : "", step.atomics ? "  atomics" : "", "\n");
+  text += cat("  ",
+              step_status_name(step.status),
+              step.cooperative ? "  cooperative" : "",
+              step.pdl_edge ? "  pdl" : "",
+              step.atomics ? "  atomics" : "",
+              "\n");
 }
 
 std::string device_text(const DeviceDescriptor& device) {
@@ -34,10 +42,24 @@ std::string device_text(const DeviceDescriptor& device) {
 }
 
 std::string problem_text(const Problem& p, std::int64_t num_tokens) {
-  std::string text = cat("tokens=", num_tokens, " capacity=", p.num_tokens, " routed_rows=",
-                         num_tokens * p.top_k, " experts=", p.num_experts, " top_k=", p.top_k,
-                         " hidden=", p.hidden_size, " intermediate=", p.intermediate_size, " recipe=",
-                         recipe_info(p.recipe).name, " activation=", activation_name(p.activation.kind));
+  std::string text = cat("tokens=",
+                         num_tokens,
+                         " capacity=",
+                         p.num_tokens,
+                         " routed_rows=",
+                         num_tokens * p.top_k,
+                         " experts=",
+                         p.num_experts,
+                         " top_k=",
+                         p.top_k,
+                         " hidden=",
+                         p.hidden_size,
+                         " intermediate=",
+                         p.intermediate_size,
+                         " recipe=",
+                         recipe_info(p.recipe).name,
+                         " activation=",
+                         activation_name(p.activation.kind));
   if (p.activation.limit.has_value()) {
     text += cat(" limit=", *p.activation.limit);
   }
@@ -47,7 +69,8 @@ std::string problem_text(const Problem& p, std::int64_t num_tokens) {
   text += p.router_weight_on_input ? " router_weight_on_input" : "";
   text += p.expert_map ? cat(" expert_map=", num_router_experts(p)) : "";
   if (p.routed_scaling != 1.0F) {
-    text += cat(" routed_scaling=", p.routed_scaling, "@", scaling_place_name(p.routed_scaling_place));
+    text +=
+        cat(" routed_scaling=", p.routed_scaling, "@", scaling_place_name(p.routed_scaling_place));
   }
   if (p.shared != SharedInput::kNone) {
     text += cat(" shared=", shared_input_name(p.shared));
@@ -91,27 +114,47 @@ std::string Plan::to_text(std::int64_t num_tokens) const {
   text += cat("device     ", device_text(plan.device), "\n");
   const Rung* here = rung(num_tokens);
   if (here != nullptr) {
-    text += cat("family     ", execution_family_name(here->family), " for M ", here->m_min, "..",
-                here->m_max, "\n");
+    text += cat("family     ",
+                execution_family_name(here->family),
+                " for M ",
+                here->m_min,
+                "..",
+                here->m_max,
+                "\n");
     std::size_t number = 0;
     for (const Step& step : here->steps) {
       append_step(text, ++number, step);
     }
   }
   for (const Rung& rung : plan.ladder) {
-    text += cat("ladder     M ", rung.m_min, "..", rung.m_max, "  ", execution_family_name(rung.family),
-                ", ", rung.steps.size(), " steps");
+    text += cat("ladder     M ",
+                rung.m_min,
+                "..",
+                rung.m_max,
+                "  ",
+                execution_family_name(rung.family),
+                ", ",
+                rung.steps.size(),
+                " steps");
     text += rung.chunk_tokens < rung.m_max ? cat(", chunks of ", rung.chunk_tokens, " tokens") : "";
     text += rung.deterministic ? "\n" : ", not deterministic\n";
   }
-  text += cat("layout     ", plan.layout_id, ", ", plan.prepare.packed_bytes, " B, ",
-              prepare_policy_name(plan.prepare.policy), "\n");
+  text += cat("layout     ",
+              plan.layout_id,
+              ", ",
+              plan.prepare.packed_bytes,
+              " B, ",
+              prepare_policy_name(plan.prepare.policy),
+              "\n");
   text += cat("workspace  ", plan.workspace_bytes, " B");
   for (const WorkspaceSlice& slice : plan.workspace) {
     text += cat("  ", slice.name, " ", slice.bytes, " @", slice.offset);
   }
-  text += cat("\noverlap    ", overlap_verdict_name(plan.aux_stream_overlap.verdict), ": ",
-              plan.aux_stream_overlap.reason, "\n");
+  text += cat("\noverlap    ",
+              overlap_verdict_name(plan.aux_stream_overlap.verdict),
+              ": ",
+              plan.aux_stream_overlap.reason,
+              "\n");
   for (const std::string& note : plan.notes) {
     text += cat("note       ", note, "\n");
   }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A plan as JSON and back. Field names are those of `moekit plan --json`. One function per struct
-// writes and one reads, side by side, so that a field added to one is missed in the other at a glance.
+// writes and one reads, side by side, so that a field added to one is missed in the other at a
+// glance.
 
 #include <exception>
 
 #include <nlohmann/json.hpp>
 
-#include "base/text.h"
 #include "moekit/plan.h"
+
+#include "base/text.h"
 #include "plan/names.h"
 
 namespace moekit {
@@ -17,7 +19,8 @@ namespace {
 using base::cat;
 using Json = nlohmann::ordered_json;
 
-// Reading reports the first thing wrong by throwing inside this file; from_json turns it into a Status.
+// Reading reports the first thing wrong by throwing inside this file; from_json turns it into a
+// Status.
 struct BadPlan : std::exception {
   explicit BadPlan(std::string text) : message(std::move(text)) {}
 
@@ -75,10 +78,14 @@ Activation read_activation(const Json& json) {
 }
 
 Json write_routing(const Routing& r) {
-  return {{"scoring", scoring_name(r.scoring)}, {"num_experts", r.num_experts},
-          {"top_k", r.top_k},                   {"num_groups", r.num_groups},
-          {"top_groups", r.top_groups},         {"renormalize", r.renormalize},
-          {"scale", r.scale},                   {"correction_bias", r.correction_bias}};
+  return {{"scoring", scoring_name(r.scoring)},
+          {"num_experts", r.num_experts},
+          {"top_k", r.top_k},
+          {"num_groups", r.num_groups},
+          {"top_groups", r.top_groups},
+          {"renormalize", r.renormalize},
+          {"scale", r.scale},
+          {"correction_bias", r.correction_bias}};
 }
 
 Routing read_routing(const Json& json) {
@@ -212,7 +219,8 @@ Json write_dim(const Dim3& dim) {
 }
 
 Dim3 read_dim(const Json& json) {
-  return {json.at(0).get<std::int64_t>(), json.at(1).get<std::int64_t>(),
+  return {json.at(0).get<std::int64_t>(),
+          json.at(1).get<std::int64_t>(),
           json.at(2).get<std::int64_t>()};
 }
 
@@ -319,7 +327,8 @@ Json write_refused(const std::vector<Refusal>& refused) {
 void read_tail(const Json& json, PlanData& plan) {
   json.at("workspace_bytes").get_to(plan.workspace_bytes);
   for (const Json& item : json.at("workspace")) {
-    plan.workspace.push_back({item.at("name").get<std::string>(), item.at("offset").get<std::int64_t>(),
+    plan.workspace.push_back({item.at("name").get<std::string>(),
+                              item.at("offset").get<std::int64_t>(),
                               item.at("bytes").get<std::int64_t>()});
   }
   json.at("deterministic").get_to(plan.deterministic);
@@ -331,7 +340,8 @@ void read_tail(const Json& json, PlanData& plan) {
       });
   overlap.at("reason").get_to(plan.aux_stream_overlap.reason);
   for (const Json& item : json.at("refused")) {
-    plan.refused.push_back({item.at("family").get<std::string>(), item.at("reason").get<std::string>()});
+    plan.refused.push_back(
+        {item.at("family").get<std::string>(), item.at("reason").get<std::string>()});
   }
   const Json& prepare = json.at("prepare");
   plan.prepare.policy =

@@ -20,23 +20,31 @@ constexpr Named<CombineOrder> kCombineOrders[] = {{CombineOrder::kSlot, "slot"},
                                                   {CombineOrder::kExpert, "expert"}};
 constexpr Named<ScalingPlace> kScalingPlaces[] = {{ScalingPlace::kWeights, "weights"},
                                                   {ScalingPlace::kSum, "sum"}};
-constexpr Named<SharedInput> kSharedInputs[] = {{SharedInput::kNone, "none"},
-                                                {SharedInput::kIo, "io"},
-                                                {SharedInput::kF32, "f32"}};
+constexpr Named<SharedInput> kSharedInputs[] = {
+    {SharedInput::kNone, "none"}, {SharedInput::kIo, "io"}, {SharedInput::kF32, "f32"}};
 
-// Extents beyond this are a mistake in the caller's units; every index product stays far below 2^63.
+// Extents beyond this are a mistake in the caller's units; every index product stays far below
+// 2^63.
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 20;
 // Route indices are i32 in the workspace.
 constexpr std::int64_t kMaxRoutes = std::numeric_limits<std::int32_t>::max();
 
 Status check_extent(std::string_view name, std::int64_t value) {
   if (value < kExtentMultiple || value > kMaxExtent) {
-    return invalid_argument(cat(name, " ", value, ", expected ", kExtentMultiple, "..", kMaxExtent));
+    return invalid_argument(
+        cat(name, " ", value, ", expected ", kExtentMultiple, "..", kMaxExtent));
   }
   if (value % kExtentMultiple != 0) {
-    return invalid_argument(cat(name, " ", value, ", expected a multiple of ", kExtentMultiple,
-                                " (nearest: ", value / kExtentMultiple * kExtentMultiple, " or ",
-                                (value / kExtentMultiple + 1) * kExtentMultiple, ")"));
+    return invalid_argument(cat(name,
+                                " ",
+                                value,
+                                ", expected a multiple of ",
+                                kExtentMultiple,
+                                " (nearest: ",
+                                value / kExtentMultiple * kExtentMultiple,
+                                " or ",
+                                (value / kExtentMultiple + 1) * kExtentMultiple,
+                                ")"));
   }
   return {};
 }
@@ -47,8 +55,13 @@ Status check_counts(const Problem& problem) {
   }
   const std::int64_t router_experts = num_router_experts(problem);
   if (problem.num_experts > kMaxExperts || router_experts > kMaxExperts) {
-    return unsupported(cat("num_experts ", problem.num_experts, ", router_experts ", router_experts,
-                           "; at most ", kMaxExperts, " are supported"));
+    return unsupported(cat("num_experts ",
+                           problem.num_experts,
+                           ", router_experts ",
+                           router_experts,
+                           "; at most ",
+                           kMaxExperts,
+                           " are supported"));
   }
   if (problem.top_k < 1) {
     return invalid_argument(cat("top_k ", problem.top_k, ", expected at least 1"));
@@ -57,20 +70,33 @@ Status check_counts(const Problem& problem) {
     return unsupported(cat("top_k ", problem.top_k, "; at most ", kMaxTopK, " is supported"));
   }
   if (problem.top_k > router_experts) {
-    return invalid_argument(cat("top_k ", problem.top_k, " exceeds the ", router_experts,
+    return invalid_argument(cat("top_k ",
+                                problem.top_k,
+                                " exceeds the ",
+                                router_experts,
                                 " experts that a router can choose from"));
   }
   if (router_experts < problem.num_experts) {
-    return invalid_argument(cat("router_experts ", router_experts, " is below num_experts ",
-                                problem.num_experts, "; every local expert needs a router id"));
+    return invalid_argument(cat("router_experts ",
+                                router_experts,
+                                " is below num_experts ",
+                                problem.num_experts,
+                                "; every local expert needs a router id"));
   }
   if (!problem.expert_map && router_experts != problem.num_experts) {
-    return invalid_argument(cat("router_experts ", router_experts, " differs from num_experts ",
-                                problem.num_experts, ", which needs expert_map"));
+    return invalid_argument(cat("router_experts ",
+                                router_experts,
+                                " differs from num_experts ",
+                                problem.num_experts,
+                                ", which needs expert_map"));
   }
   if (problem.num_tokens < 0 || problem.num_tokens > kMaxRoutes / problem.top_k) {
-    return invalid_argument(cat("num_tokens ", problem.num_tokens, " with top_k ", problem.top_k,
-                                ", expected 0..", kMaxRoutes / problem.top_k));
+    return invalid_argument(cat("num_tokens ",
+                                problem.num_tokens,
+                                " with top_k ",
+                                problem.top_k,
+                                ", expected 0..",
+                                kMaxRoutes / problem.top_k));
   }
   return {};
 }
@@ -98,13 +124,24 @@ Status check_activation(const Activation& activation) {
       continue;
     }
     if (!parameter.allowed) {
-      return invalid_argument(cat("activation ", activation_name(kind), " has no parameter ",
-                                  parameter.name, " (given ", *parameter.value, ")"));
+      return invalid_argument(cat("activation ",
+                                  activation_name(kind),
+                                  " has no parameter ",
+                                  parameter.name,
+                                  " (given ",
+                                  *parameter.value,
+                                  ")"));
     }
     if (!std::isfinite(*parameter.value) || (parameter.positive && *parameter.value <= 0.0F)) {
-      return invalid_argument(cat("activation ", activation_name(kind), " parameter ", parameter.name,
-                                  " ", *parameter.value, ", expected a finite",
-                                  parameter.positive ? " positive" : "", " value"));
+      return invalid_argument(cat("activation ",
+                                  activation_name(kind),
+                                  " parameter ",
+                                  parameter.name,
+                                  " ",
+                                  *parameter.value,
+                                  ", expected a finite",
+                                  parameter.positive ? " positive" : "",
+                                  " value"));
     }
   }
   return {};
@@ -120,8 +157,8 @@ Status check_semantics(const Problem& problem) {
     return invalid_argument(cat("routed_scaling ", problem.routed_scaling, ", expected finite"));
   }
   if (problem.max_workspace_bytes < 0) {
-    return invalid_argument(
-        cat("max_workspace_bytes ", problem.max_workspace_bytes, ", expected 0 (unbounded) or more"));
+    return invalid_argument(cat(
+        "max_workspace_bytes ", problem.max_workspace_bytes, ", expected 0 (unbounded) or more"));
   }
   if (!problem.routing.has_value()) {
     return {};
@@ -129,9 +166,14 @@ Status check_semantics(const Problem& problem) {
   MOEKIT_RETURN_IF_ERROR(validate_routing(*problem.routing));
   if (problem.routing->num_experts != num_router_experts(problem) ||
       problem.routing->top_k != problem.top_k) {
-    return invalid_argument(cat("routing for ", problem.routing->num_experts, " experts and top_k ",
-                                problem.routing->top_k, ", the problem has ",
-                                num_router_experts(problem), " and ", problem.top_k));
+    return invalid_argument(cat("routing for ",
+                                problem.routing->num_experts,
+                                " experts and top_k ",
+                                problem.routing->top_k,
+                                ", the problem has ",
+                                num_router_experts(problem),
+                                " and ",
+                                problem.top_k));
   }
   return {};
 }

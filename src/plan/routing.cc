@@ -18,7 +18,9 @@ constexpr base::Named<Scoring> kScorings[] = {{Scoring::kSoftmax, "softmax"},
 
 Status check_groups(const Routing& routing) {
   if (routing.num_groups < 1 || routing.num_experts % routing.num_groups != 0) {
-    return invalid_argument(cat("routing num_groups ", routing.num_groups, " does not divide num_experts ",
+    return invalid_argument(cat("routing num_groups ",
+                                routing.num_groups,
+                                " does not divide num_experts ",
                                 routing.num_experts));
   }
   if (routing.top_groups < 1 || routing.top_groups > routing.num_groups) {
@@ -27,8 +29,13 @@ Status check_groups(const Routing& routing) {
   }
   const std::int64_t eligible = routing.num_experts / routing.num_groups * routing.top_groups;
   if (routing.top_k > eligible) {
-    return invalid_argument(cat("routing top_k ", routing.top_k, " exceeds the ", eligible,
-                                " experts of ", routing.top_groups, " groups"));
+    return invalid_argument(cat("routing top_k ",
+                                routing.top_k,
+                                " exceeds the ",
+                                eligible,
+                                " experts of ",
+                                routing.top_groups,
+                                " groups"));
   }
   return {};
 }
@@ -45,17 +52,20 @@ std::optional<Scoring> scoring_from_name(std::string_view name) noexcept {
 
 Status validate_routing(const Routing& routing) noexcept {
   if (routing.num_experts < 1) {
-    return invalid_argument(cat("routing num_experts ", routing.num_experts, ", expected at least 1"));
+    return invalid_argument(
+        cat("routing num_experts ", routing.num_experts, ", expected at least 1"));
   }
   if (routing.num_experts > kMaxExperts) {
-    return unsupported(cat("routing num_experts ", routing.num_experts, "; at most ", kMaxExperts,
-                           " are supported"));
+    return unsupported(cat(
+        "routing num_experts ", routing.num_experts, "; at most ", kMaxExperts, " are supported"));
   }
   if (routing.top_k > kMaxTopK) {
-    return unsupported(cat("routing top_k ", routing.top_k, "; at most ", kMaxTopK, " is supported"));
+    return unsupported(
+        cat("routing top_k ", routing.top_k, "; at most ", kMaxTopK, " is supported"));
   }
   if (routing.top_k < 1 || routing.top_k > routing.num_experts) {
-    return invalid_argument(cat("routing top_k ", routing.top_k, ", expected 1..", routing.num_experts));
+    return invalid_argument(
+        cat("routing top_k ", routing.top_k, ", expected 1..", routing.num_experts));
   }
   if (!std::isfinite(routing.scale)) {
     return invalid_argument(cat("routing scale ", routing.scale, ", expected finite"));

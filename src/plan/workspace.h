@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The workspace table: one slice per SliceId, each the largest that any rung asks for, disjoint, so that
-// no two slices ever overlap and the total never shrinks as the capacity grows.
+// The workspace table: one slice per SliceId, each the largest that any rung asks for, disjoint, so
+// that no two slices ever overlap and the total never shrinks as the capacity grows.
 
 #include <array>
 #include <cstdint>
 #include <vector>
 
 #include "moekit/plan.h"
+
 #include "plan/family.h"
 
 namespace moekit::plan {

@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <bitset>
 
+#include "moekit/runtime.h"
+
 #include "base/text.h"
 #include "kernels/catalog.h"
-#include "moekit/runtime.h"
 #include "runtime/binding.h"
 #include "runtime/border.h"
 #include "runtime/state.h"
@@ -54,8 +55,13 @@ Status check_matrix(const View& view, const Expected& want) {
         cat(want.name, " has shape [", shape, "], expected [", want.rows, ", ", want.cols, "]"));
   }
   if (view.strides[1] != 1 || (want.rows > 1 && view.strides[0] < want.cols)) {
-    return invalid_argument(cat(want.name, " has strides [", view.strides[0], ", ", view.strides[1],
-                                "], expected a last stride of 1 and rows at least ", want.cols,
+    return invalid_argument(cat(want.name,
+                                " has strides [",
+                                view.strides[0],
+                                ", ",
+                                view.strides[1],
+                                "], expected a last stride of 1 and rows at least ",
+                                want.cols,
                                 " apart"));
   }
   if (want.rows == 0) {
@@ -67,8 +73,12 @@ Status check_matrix(const View& view, const Expected& want) {
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   const auto alignment = static_cast<std::uintptr_t>(std::max(1, dtype_bits(view.dtype) / 8));
   if (address % alignment != 0) {
-    return invalid_argument(cat(want.name, " is not aligned to ", static_cast<std::int64_t>(alignment),
-                                " bytes (", dtype_name(view.dtype), ")"));
+    return invalid_argument(cat(want.name,
+                                " is not aligned to ",
+                                static_cast<std::int64_t>(alignment),
+                                " bytes (",
+                                dtype_name(view.dtype),
+                                ")"));
   }
   return {};
 }
@@ -120,7 +130,11 @@ Status check_expert_map(const Problem& problem, const std::int32_t* map) {
       continue;
     }
     if (local < 0 || local >= problem.num_experts) {
-      return invalid_argument(cat("expert_map[", id, "] is ", local, ", expected -1 or a local id below ",
+      return invalid_argument(cat("expert_map[",
+                                  id,
+                                  "] is ",
+                                  local,
+                                  ", expected -1 or a local id below ",
                                   problem.num_experts));
     }
     if (seen.test(static_cast<std::size_t>(local))) {
@@ -130,8 +144,11 @@ Status check_expert_map(const Problem& problem, const std::int32_t* map) {
     seen.set(static_cast<std::size_t>(local));
   }
   if (static_cast<std::int64_t>(seen.count()) != problem.num_experts) {
-    return invalid_argument(cat("expert_map reaches ", static_cast<std::int64_t>(seen.count()), " of ",
-                                problem.num_experts, " local experts, expected each exactly once"));
+    return invalid_argument(cat("expert_map reaches ",
+                                static_cast<std::int64_t>(seen.count()),
+                                " of ",
+                                problem.num_experts,
+                                " local experts, expected each exactly once"));
   }
   return {};
 }
@@ -186,11 +203,13 @@ Status check_experts(const Plan& plan, const PackedExperts& experts) {
   }
   const PackedExperts::State& state = *experts.state();
   if (state.layout_id != plan->layout_id) {
-    return invalid_argument(cat("experts are packed as ", state.layout_id, ", the plan needs ",
-                                plan->layout_id));
+    return invalid_argument(
+        cat("experts are packed as ", state.layout_id, ", the plan needs ", plan->layout_id));
   }
   if (state.problem.num_experts != plan.problem().num_experts) {
-    return invalid_argument(cat("experts hold ", state.problem.num_experts, " experts, the plan needs ",
+    return invalid_argument(cat("experts hold ",
+                                state.problem.num_experts,
+                                " experts, the plan needs ",
                                 plan.problem().num_experts));
   }
   return {};
@@ -242,22 +261,26 @@ Status BindingAccess::resolve(Binding& binding, std::span<std::byte> workspace) 
   return {};
 }
 
-Result<Binding> bind(const Runtime& runtime, const Plan& plan, const PackedExperts& experts,
-                     std::span<std::byte> workspace, const RunArguments& arguments) noexcept {
+Result<Binding> bind(const Runtime& runtime,
+                     const Plan& plan,
+                     const PackedExperts& experts,
+                     std::span<std::byte> workspace,
+                     const RunArguments& arguments) noexcept {
   return guard_border([&]() -> Result<Binding> {
     if (runtime.state() == nullptr) {
       return invalid_argument("runtime was not created");
     }
     const Problem& problem = plan.problem();
     if (plan->device.arch != Arch::kCpu) {
-      return unsupported(cat("plan is for ", arch_name(plan->device.arch),
+      return unsupported(cat("plan is for ",
+                             arch_name(plan->device.arch),
                              ", which this library cannot execute; nearest: cpu"));
     }
     const std::int64_t tokens = arguments.x.rank == 2 ? arguments.x.shape[0] : -1;
     const Rung* rung = plan.rung(tokens);
     if (rung == nullptr) {
-      return invalid_argument(cat("x has ", tokens, " tokens, the plan's capacity is ",
-                                  problem.num_tokens));
+      return invalid_argument(
+          cat("x has ", tokens, " tokens, the plan's capacity is ", problem.num_tokens));
     }
     MOEKIT_RETURN_IF_ERROR(check_experts(plan, experts));
     MOEKIT_RETURN_IF_ERROR(check_tensors(problem, arguments, tokens));

@@ -5,14 +5,17 @@
 
 #include <span>
 
-#include "cpu/execute.h"
 #include "moekit/runtime.h"
+
+#include "cpu/execute.h"
 #include "runtime/state.h"
 
 namespace moekit {
 
 struct BindingAccess {
-  static Binding make(const Plan& plan, const PackedExperts& experts, const RunArguments& arguments,
+  static Binding make(const Plan& plan,
+                      const PackedExperts& experts,
+                      const RunArguments& arguments,
                       const Rung* rung) {
     Binding binding(plan, experts);
     binding.arguments_ = arguments;
@@ -34,7 +37,8 @@ struct BindingAccess {
     for (std::size_t i = 0; i < plan::kNumSlices; ++i) {
       call.slices[i] = binding.slices_[i];
     }
-    cpu::execute(call, *binding.rung_, binding.kernels_, binding.num_tokens_, *runtime.state()->pool);
+    cpu::execute(
+        call, *binding.rung_, binding.kernels_, binding.num_tokens_, *runtime.state()->pool);
     return {};
   }
 };

@@ -10,8 +10,8 @@
 
 namespace moekit {
 
-/// Calls `body`, which returns a Status or a Result; std::bad_alloc becomes kOutOfMemory, anything else
-/// kInternal.
+/// Calls `body`, which returns a Status or a Result; std::bad_alloc becomes kOutOfMemory, anything
+/// else kInternal.
 template <typename Body>
 auto guard_border(Body&& body) noexcept -> decltype(body()) {
   try {

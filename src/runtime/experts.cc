@@ -2,8 +2,9 @@
 
 // Experts on their way in (an engine's fused tensors) and back out (unpack).
 
-#include "base/text.h"
 #include "moekit/experts.h"
+
+#include "base/text.h"
 #include "runtime/border.h"
 #include "runtime/state.h"
 
@@ -42,7 +43,9 @@ struct FusedTensor {
   std::int64_t cols;
 };
 
-WeightMatrix rows_of(Format format, const FusedTensor& tensor, std::int64_t first_row,
+WeightMatrix rows_of(Format format,
+                     const FusedTensor& tensor,
+                     std::int64_t first_row,
                      std::int64_t row_step) {
   WeightMatrix matrix;
   matrix.format = format;
@@ -69,16 +72,24 @@ BiasView bias_of(const BiasView& fused, std::int64_t first, std::int64_t step, s
   return bias;
 }
 
-Status check_globals(const FormatInfo& info, std::span<const float> globals, std::string_view name,
+Status check_globals(const FormatInfo& info,
+                     std::span<const float> globals,
+                     std::string_view name,
                      std::int64_t num_experts) {
   if (globals.empty() && !info.has_global_scale) {
     return {};
   }
   const auto size = static_cast<std::int64_t>(globals.size());
   if (size != num_experts) {
-    return invalid_argument(cat(name, " has ", size, " values, expected ", num_experts, ": format ",
-                                info.name, info.has_global_scale ? " needs one per expert"
-                                                                 : " takes none or one per expert"));
+    return invalid_argument(
+        cat(name,
+            " has ",
+            size,
+            " values, expected ",
+            num_experts,
+            ": format ",
+            info.name,
+            info.has_global_scale ? " needs one per expert" : " takes none or one per expert"));
   }
   return {};
 }
@@ -99,13 +110,17 @@ Status check_fused(const Problem& problem, const FusedExperts& fused, const Form
   const std::int64_t gate_up_bias = experts * num_gate_up_rows(problem);
   if (problem.gate_up_bias != (fused.gate_up_bias.data != nullptr) ||
       (problem.gate_up_bias && fused.gate_up_bias.size != gate_up_bias)) {
-    return invalid_argument(cat("gate_up_bias has ", fused.gate_up_bias.size, " elements, expected ",
+    return invalid_argument(cat("gate_up_bias has ",
+                                fused.gate_up_bias.size,
+                                " elements, expected ",
                                 problem.gate_up_bias ? gate_up_bias : 0));
   }
   const std::int64_t down_bias = experts * problem.hidden_size;
   if (problem.down_bias != (fused.down_bias.data != nullptr) ||
       (problem.down_bias && fused.down_bias.size != down_bias)) {
-    return invalid_argument(cat("down_bias has ", fused.down_bias.size, " elements, expected ",
+    return invalid_argument(cat("down_bias has ",
+                                fused.down_bias.size,
+                                " elements, expected ",
                                 problem.down_bias ? down_bias : 0));
   }
   return {};
@@ -116,7 +131,8 @@ float global_of(std::span<const float> globals, std::int64_t expert) {
 }
 
 // One matrix of an expert, without gaps, inside `storage` at `cursor`.
-WeightMatrix claim(const formats::PackingShape& shape, std::byte*& cursor,
+WeightMatrix claim(const formats::PackingShape& shape,
+                   std::byte*& cursor,
                    std::vector<formats::UnpackedPart>& parts) {
   WeightMatrix matrix;
   matrix.format = shape.format;
@@ -156,8 +172,8 @@ Result<ExpertsSource> split_fused(const Problem& problem, const FusedExperts& fu
     MOEKIT_RETURN_IF_ERROR(check_fused(problem, fused, info));
     const RowSplit split = row_split(problem);
     const std::int64_t inner = problem.intermediate_size;
-    const FusedTensor gate_up{fused.gate_up_codes, fused.gate_up_scales, num_gate_up_rows(problem),
-                              problem.hidden_size};
+    const FusedTensor gate_up{
+        fused.gate_up_codes, fused.gate_up_scales, num_gate_up_rows(problem), problem.hidden_size};
     const FusedTensor down{fused.down_codes, fused.down_scales, problem.hidden_size, inner};
     const bool gated = activation_is_gated(problem.activation.kind);
     ExpertsSource source;
@@ -184,7 +200,8 @@ Result<ExpertsSource> split_fused(const Problem& problem, const FusedExperts& fu
   });
 }
 
-Result<ExpertWeights> unpack_expert(const PackedExperts& packed, std::int64_t expert,
+Result<ExpertWeights> unpack_expert(const PackedExperts& packed,
+                                    std::int64_t expert,
                                     std::vector<std::byte>& storage) noexcept {
   return guard_border([&]() -> Result<ExpertWeights> {
     const PackedExperts::State* state = packed.state();

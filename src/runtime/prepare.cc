@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// prepare: validate every scale, pack expert by expert straight from the source into the destination.
-// Nothing is staged, so the memory beyond source and destination is a few hundred bytes per thread.
+// prepare: validate every scale, pack expert by expert straight from the source into the
+// destination. Nothing is staged, so the memory beyond source and destination is a few hundred
+// bytes per thread.
 
 #include <algorithm>
 #include <cstring>
 #include <new>
 
+#include "moekit/experts.h"
+
 #include "base/cpu_info.h"
 #include "base/text.h"
 #include "device/numerics/bf16.h"
-#include "moekit/experts.h"
 #include "runtime/border.h"
 #include "runtime/state.h"
 
@@ -46,8 +48,8 @@ Status check_bias(const BiasView& bias, bool wanted, std::int64_t size, std::str
                                 : invalid_argument(cat(name, " given, but the problem names none"));
   }
   if (bias.data == nullptr || bias.size != size) {
-    return invalid_argument(cat(name, " has ", bias.data == nullptr ? 0 : bias.size,
-                                " elements, expected ", size));
+    return invalid_argument(
+        cat(name, " has ", bias.data == nullptr ? 0 : bias.size, " elements, expected ", size));
   }
   if (bias.dtype != DType::kF32 && bias.dtype != DType::kBf16 && bias.dtype != DType::kF16) {
     return invalid_argument(
@@ -60,15 +62,30 @@ Status check_matrix(const NamedMatrix& named, const Problem& problem) {
   const WeightMatrix& matrix = *named.matrix;
   const Format format = recipe_info(problem.recipe).weights;
   if (matrix.format != format) {
-    return invalid_argument(cat(named.name, " is ", format_info(matrix.format).name, ", recipe ",
-                                recipe_info(problem.recipe).name, " needs ", format_info(format).name));
+    return invalid_argument(cat(named.name,
+                                " is ",
+                                format_info(matrix.format).name,
+                                ", recipe ",
+                                recipe_info(problem.recipe).name,
+                                " needs ",
+                                format_info(format).name));
   }
   if (matrix.rows != named.rows || matrix.cols != named.cols) {
-    return invalid_argument(cat(named.name, " has shape [", matrix.rows, ", ", matrix.cols,
-                                "], expected [", named.rows, ", ", named.cols, "]"));
+    return invalid_argument(cat(named.name,
+                                " has shape [",
+                                matrix.rows,
+                                ", ",
+                                matrix.cols,
+                                "], expected [",
+                                named.rows,
+                                ", ",
+                                named.cols,
+                                "]"));
   }
   if (matrix.group_offset != 0) {
-    return unsupported(cat(named.name, " begins ", matrix.group_offset,
+    return unsupported(cat(named.name,
+                           " begins ",
+                           matrix.group_offset,
                            " columns inside a scale group; this layout begins at 0"));
   }
   return validate_weights(matrix).with_context(named.name);
@@ -95,10 +112,12 @@ Status check_expert(const Problem& problem, const ExpertWeights& expert) {
 }
 
 // Packs one unit, panels split over the pool's threads.
-void pack_region(const plan::PackedRegion& region, const formats::Packing& packing,
-                 std::span<const WeightMatrix> parts, std::byte* destination, base::ThreadPool& pool) {
-  const std::int64_t panels =
-      (region.shape.rows + packing.panel_rows - 1) / packing.panel_rows;
+void pack_region(const plan::PackedRegion& region,
+                 const formats::Packing& packing,
+                 std::span<const WeightMatrix> parts,
+                 std::byte* destination,
+                 base::ThreadPool& pool) {
+  const std::int64_t panels = (region.shape.rows + packing.panel_rows - 1) / packing.panel_rows;
   pool.parallel([&](int worker, int num_workers) {
     const std::int64_t begin = panels * worker / num_workers;
     const std::int64_t end = panels * (worker + 1) / num_workers;
@@ -108,8 +127,10 @@ void pack_region(const plan::PackedRegion& region, const formats::Packing& packi
   });
 }
 
-void store_biases(const plan::PackedLayout& layout, std::int64_t expert_idx,
-                  const ExpertWeights& expert, std::byte* base) {
+void store_biases(const plan::PackedLayout& layout,
+                  std::int64_t expert_idx,
+                  const ExpertWeights& expert,
+                  std::byte* base) {
   const std::pair<std::int64_t, const BiasView*> biases[] = {
       {layout.gate_bias_offset, &expert.gate_bias},
       {layout.up_bias_offset, &expert.up_bias},
@@ -126,15 +147,23 @@ void store_biases(const plan::PackedLayout& layout, std::int64_t expert_idx,
   }
 }
 
-void pack_expert(const plan::PackedLayout& layout, std::int64_t expert_idx, const ExpertWeights& expert,
-                 std::byte* base, base::ThreadPool& pool) {
+void pack_expert(const plan::PackedLayout& layout,
+                 std::int64_t expert_idx,
+                 const ExpertWeights& expert,
+                 std::byte* base,
+                 base::ThreadPool& pool) {
   const bool gated = layout.gate_up.shape.num_parts == 2;
   const WeightMatrix gate_up[] = {gated ? expert.gate : expert.up, expert.up};
-  pack_region(layout.gate_up, *layout.packing,
+  pack_region(layout.gate_up,
+              *layout.packing,
               std::span<const WeightMatrix>(gate_up, gated ? 2U : 1U),
-              base + layout.gate_up.offset + expert_idx * layout.gate_up.expert_stride_bytes, pool);
-  pack_region(layout.down, *layout.packing, std::span<const WeightMatrix>(&expert.down, 1),
-              base + layout.down.offset + expert_idx * layout.down.expert_stride_bytes, pool);
+              base + layout.gate_up.offset + expert_idx * layout.gate_up.expert_stride_bytes,
+              pool);
+  pack_region(layout.down,
+              *layout.packing,
+              std::span<const WeightMatrix>(&expert.down, 1),
+              base + layout.down.offset + expert_idx * layout.down.expert_stride_bytes,
+              pool);
   auto* globals = reinterpret_cast<float*>(base + layout.globals_offset) + expert_idx * 4;
   globals[0] = gated ? expert.gate.global_scale : 0.0F;
   globals[1] = expert.up.global_scale;
@@ -143,24 +172,28 @@ void pack_expert(const plan::PackedLayout& layout, std::int64_t expert_idx, cons
   store_biases(layout, expert_idx, expert, base);
 }
 
-Status place(const plan::PackedLayout& layout, const PrepareOptions& options,
+Status place(const plan::PackedLayout& layout,
+             const PrepareOptions& options,
              PackedExperts::State& state) {
   state.bytes = layout.total_bytes;
   if (options.destination.empty()) {
     constexpr auto kAlignment = std::align_val_t{kPackedAlignment};
-    auto* memory = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(state.bytes),
-                                                          kAlignment, std::nothrow));
+    auto* memory = static_cast<std::byte*>(
+        ::operator new(static_cast<std::size_t>(state.bytes), kAlignment, std::nothrow));
     if (memory == nullptr) {
       return out_of_memory(cat("packed experts need ", state.bytes, " bytes"));
     }
-    state.owned = std::shared_ptr<std::byte>(
-        memory, [](std::byte* pointer) { ::operator delete(pointer, std::align_val_t{kPackedAlignment}); });
+    state.owned = std::shared_ptr<std::byte>(memory, [](std::byte* pointer) {
+      ::operator delete (pointer, std::align_val_t{kPackedAlignment});
+    });
     state.base = memory;
     return {};
   }
   if (static_cast<std::int64_t>(options.destination.size()) < state.bytes) {
-    return invalid_argument(cat("destination has ", options.destination.size(),
-                                " bytes, packed experts need ", state.bytes));
+    return invalid_argument(cat("destination has ",
+                                options.destination.size(),
+                                " bytes, packed experts need ",
+                                state.bytes));
   }
   if (reinterpret_cast<std::uintptr_t>(options.destination.data()) % kPackedAlignment != 0) {
     return invalid_argument(cat("destination is not aligned to ", kPackedAlignment, " bytes"));
@@ -186,7 +219,8 @@ std::int64_t PackedExperts::peak_extra_bytes() const noexcept {
   return state_ == nullptr ? 0 : state_->peak_extra_bytes;
 }
 
-Result<PackedExperts> prepare(const Plan& plan, const ExpertsSource& source,
+Result<PackedExperts> prepare(const Plan& plan,
+                              const ExpertsSource& source,
                               const PrepareOptions& options) noexcept {
   return guard_border([&]() -> Result<PackedExperts> {
     const Problem& problem = plan.problem();
@@ -200,8 +234,10 @@ Result<PackedExperts> prepare(const Plan& plan, const ExpertsSource& source,
     state->layout_id = state->layout.id;
     state->problem = problem;
     MOEKIT_RETURN_IF_ERROR(place(state->layout, options, *state));
-    // Alignment gaps behind the regions get defined bytes, so that equal weights give equal buffers.
-    std::memset(state->base + state->layout.globals_offset, 0,
+    // Alignment gaps behind the regions get defined bytes, so that equal weights give equal
+    // buffers.
+    std::memset(state->base + state->layout.globals_offset,
+                0,
                 static_cast<std::size_t>(state->bytes - state->layout.globals_offset));
     const int threads = options.num_threads > 0 ? options.num_threads : base::detect_cpu().threads;
     MOEKIT_ASSIGN_OR_RETURN(const auto pool, base::ThreadPool::create(threads));
@@ -210,8 +246,8 @@ Result<PackedExperts> prepare(const Plan& plan, const ExpertsSource& source,
       MOEKIT_RETURN_IF_ERROR(check_expert(problem, weights).with_context(cat("expert ", expert)));
       pack_expert(state->layout, expert, weights, state->base, *pool);
       if (options.progress && !options.progress({expert + 1, num_experts})) {
-        return failed_precondition(cat("prepare cancelled after ", expert + 1, " of ", num_experts,
-                                       " experts"));
+        return failed_precondition(
+            cat("prepare cancelled after ", expert + 1, " of ", num_experts, " experts"));
       }
     }
     return PackedExperts(std::move(state));

@@ -15,7 +15,8 @@ namespace moekit {
 Result<Runtime> Runtime::create(const RuntimeOptions& options) noexcept {
   return guard_border([&]() -> Result<Runtime> {
     if (options.num_threads < 0) {
-      return invalid_argument(base::cat("num_threads ", options.num_threads, ", expected 0 or more"));
+      return invalid_argument(
+          base::cat("num_threads ", options.num_threads, ", expected 0 or more"));
     }
     auto state = std::make_shared<State>();
     state->options = options;
@@ -29,7 +30,8 @@ int Runtime::num_threads() const noexcept {
   return state_->pool->num_threads();
 }
 
-Result<Plan> make_plan(const Problem& problem, const DeviceDescriptor& device,
+Result<Plan> make_plan(const Problem& problem,
+                       const DeviceDescriptor& device,
                        const PlanOverrides& overrides) noexcept {
   return guard_border([&]() -> Result<Plan> {
     MOEKIT_RETURN_IF_ERROR(validate_problem(problem));
@@ -37,7 +39,8 @@ Result<Plan> make_plan(const Problem& problem, const DeviceDescriptor& device,
   });
 }
 
-Result<std::int64_t> required_bytes(const Problem& problem, const DeviceDescriptor& device,
+Result<std::int64_t> required_bytes(const Problem& problem,
+                                    const DeviceDescriptor& device,
                                     const PlanOverrides& overrides) noexcept {
   MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, device, overrides));
   return plan.workspace_bytes();

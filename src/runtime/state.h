@@ -8,9 +8,10 @@
 #include <memory>
 #include <string>
 
-#include "base/thread_pool.h"
 #include "moekit/experts.h"
 #include "moekit/runtime.h"
+
+#include "base/thread_pool.h"
 #include "plan/packed_layout.h"
 
 namespace moekit {
@@ -23,7 +24,7 @@ struct Runtime::State {
 struct PackedExperts::State {
   std::string layout_id{};
   plan::PackedLayout layout{};
-  Problem problem{};                  // the shape it was packed for; num_tokens means nothing here
+  Problem problem{};                   // the shape it was packed for; num_tokens means nothing here
   std::shared_ptr<std::byte> owned{};  // null where the caller gave the destination
   std::byte* base = nullptr;
   std::int64_t bytes = 0;

@@ -8,8 +8,9 @@ namespace {
 
 constexpr std::int64_t kNoLimit = std::int64_t{1} << 40;
 
-// The CPU's direct family finds an expert's tokens by scanning the ids, which costs active experts *
-// routes comparisons; at 8 tokens of top-8 that is 4,096, a microsecond, and sorting costs the same.
+// The CPU's direct family finds an expert's tokens by scanning the ids, which costs active experts
+// * routes comparisons; at 8 tokens of top-8 that is 4,096, a microsecond, and sorting costs the
+// same.
 constexpr LadderRow kRows[] = {
     {Arch::kCpu, std::nullopt, 8, kNoLimit, "derived: scan of 64 routes per expert"},
     {Arch::kSm90a, std::nullopt, 64, kNoLimit, "performance target: two launches up to M = 64"},

@@ -12,7 +12,8 @@
 
 namespace moekit::plan {
 
-/// The direct family serves M <= direct_max_tokens while M * top_k <= direct_max_routes; grouped beyond.
+/// The direct family serves M <= direct_max_tokens while M * top_k <= direct_max_routes; grouped
+/// beyond.
 struct LadderRow {
   Arch arch;
   std::optional<Recipe> recipe;  // nullopt: every recipe without a row of its own
