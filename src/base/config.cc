@@ -224,7 +224,7 @@ Config parse_config(std::span<const std::string_view> entries) {
   return std::move(reading.config);
 }
 
-const Config& process_config() {
+const Config& environment_config() {
   static const Config config = [] {
     std::vector<std::string_view> entries;
     for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {

@@ -54,6 +54,6 @@ struct EnvironmentVariable {
 [[nodiscard]] Config parse_config(std::span<const std::string_view> entries);
 
 /// The process's environment as it was at the first call.
-[[nodiscard]] const Config& process_config();
+[[nodiscard]] const Config& environment_config();
 
 }  // namespace moekit::base
