@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from models import ARCHITECTURES
 
 TOKENS = 9
-TOKEN_SCALES = (1.0, 0.25, 1.0, 3.0, 1.0, 0.05, 1.0, 2.0, 1.0)
+TOKEN_SCALES = (1.0, 0.25, 1.0, 1.5, 1.0, 0.05, 1.0, 0.5, 1.0)
 
 
 def route(block: torch.nn.Module, architecture: str, hidden: torch.Tensor):

@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make testdata/checkpoints/: small checkpoints written by the tools that users use.
 
-    pip install -r testdata/generate/requirements.txt
-    python testdata/generate/make_checkpoints.py testdata/checkpoints            # all of them
+ModelOpt and llm-compressor ask for different versions of transformers, so there are two environments. In each of them
+the script makes what its tools can make:
+
+    pip install -r testdata/generate/requirements-modelopt.txt        # BF16, ModelOpt NVFP4, gpt-oss
+    pip install -r testdata/generate/requirements-llmcompressor.txt   # compressed-tensors NVFP4
+    python testdata/generate/make_checkpoints.py testdata/checkpoints            # all that this environment can make
     python testdata/generate/make_checkpoints.py testdata/checkpoints qwen3_moe_bf16
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shutil
 from pathlib import Path
 
 import torch
 
-import plain
 from provenance import check_no_paths, write_provenance
 
-CASES = {**plain.CASES}
+if importlib.util.find_spec("llmcompressor"):
+    import compressed_nvfp4
+
+    CASES = compressed_nvfp4.CASES
+else:
+    import gpt_oss_mxfp4
+    import modelopt_nvfp4
+    import plain
+
+    CASES = {**plain.CASES, **modelopt_nvfp4.CASES, **gpt_oss_mxfp4.CASES}
 
 
 def main() -> None:

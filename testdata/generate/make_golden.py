@@ -5,6 +5,7 @@ Every table comes from a third party's arithmetic (ml_dtypes), and is compared w
 (torch) or with exact rational arithmetic before it is written. Nothing here is moekit's own code:
 a mistake in moekit's codecs cannot repeat itself in these files.
 
+    pip install -r testdata/generate/requirements-modelopt.txt
     python testdata/generate/make_golden.py testdata/golden
 """
 

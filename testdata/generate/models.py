@@ -42,7 +42,7 @@ ARCHITECTURES = {
     "mixtral": Architecture(MixtralConfig, 1, fixed={"num_hidden_layers": 2}),
     "deepseek_v3": Architecture(DeepseekV3Config, 1, fixed={
         "num_hidden_layers": 2, "first_k_dense_replace": 1, "intermediate_size": 48, "num_mtp_layers": 0,
-        "num_key_value_heads": 2, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+        "num_key_value_heads": 2, "head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 8, "v_head_dim": 16, "n_shared_experts": 1, "routed_scaling_factor": 2.5}),
     "glm4_moe": Architecture(Glm4MoeConfig, 1, fixed={
         "num_hidden_layers": 2, "first_k_dense_replace": 1, "intermediate_size": 48, "num_mtp_layers": 0,
@@ -71,7 +71,8 @@ def fill_experts(name: str, weight: torch.Tensor, rng: torch.Generator, transpos
     if fused and not transposed:  # rows gate then up
         rows[:, : rows.shape[1] // 2] *= 1.7
     if transposed and fused:  # gpt-oss: rows g0, u0, g1, u1, ...; large enough that the limit of 7 clips some of them
-        rows[:, 0::2] *= 2.0
+        rows[:, 0::2] *= 2.5
+        rows[:, 1::2] *= 1.6
     rows[1, 3] *= 2.0**-15
     rows[1, 5] = 0.0
     rows[min(2, experts - 1), 7, 9] = 12.0 / inputs**0.5
@@ -99,13 +100,17 @@ def fill(model: torch.nn.Module, seed: int) -> None:
 
 def make_model(architecture: str, seed: int, **extents) -> torch.nn.Module:
     """A seeded BF16 model. Routers are BF16 as in the published checkpoints; the correction bias stays F32."""
+    torch.manual_seed(seed)  # for the parameters that fill() leaves as the model class draws them
     config = ARCHITECTURES[architecture].make_config(**extents)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, experts_implementation="eager")
     for module in model.modules():
         if hasattr(module, "e_score_correction_bias"):
             module.weight.data = module.weight.data.to(torch.bfloat16)
     fill(model, seed)
-    return model.eval()
+    model.eval()
+    with torch.no_grad():  # a folder that transformers cannot run is no real checkpoint
+        assert torch.isfinite(model(torch.arange(24).reshape(1, 24)).logits).all()
+    return model
 
 
 def moe_block(model: torch.nn.Module, architecture: str) -> torch.nn.Module:

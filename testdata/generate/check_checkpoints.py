@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recompute every expected.safetensors from the checkpoint bytes alone, with numpy and ml_dtypes.
+
+No producer's code is used here: the formats are decoded from their public definition. It proves that the folders are
+what testdata/README.md says (names, nibble order, row order, globals, routing), independently of moekit.
+
+    python testdata/generate/check_checkpoints.py testdata/checkpoints
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "F64": np.float64, "U8": np.uint8, "I64": np.int64,
+          "F8_E4M3": ml_dtypes.float8_e4m3fn}
+TOLERANCE = 1e-6  # of the largest |output|: the file holds F32, and F32 dequantisation rounds twice
+
+
+def read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    tensors = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = (8 + length + o for o in entry["data_offsets"])
+            tensors[name] = np.frombuffer(content[begin:end], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return tensors
+
+
+def e2m1(packed: np.ndarray) -> np.ndarray:
+    """Two codes in a byte, the low nibble is the even k."""
+    codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    return codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+
+
+def grouped(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    return values * np.repeat(scales, values.shape[-1] // scales.shape[-1], axis=-1)
+
+
+def linear(tensors: dict, stem: str) -> np.ndarray:
+    """[N,K] float64 of one projection, in whichever format it is stored."""
+    if f"{stem}.weight_packed" in tensors:
+        scale = tensors[f"{stem}.weight_scale"].astype(np.float64) / np.float64(tensors[f"{stem}.weight_global_scale"][0])
+        return grouped(e2m1(tensors[f"{stem}.weight_packed"]), scale)
+    if f"{stem}.weight_scale" in tensors:
+        scale = tensors[f"{stem}.weight_scale"].astype(np.float64) * np.float64(tensors[f"{stem}.weight_scale_2"])
+        return grouped(e2m1(tensors[f"{stem}.weight"]), scale)
+    return tensors[f"{stem}.weight"].astype(np.float64)
+
+
+def mxfp4(tensors: dict, stem: str) -> np.ndarray:
+    """[E,N,K] float64 of a stacked gpt-oss tensor, quantised or not."""
+    if stem in tensors:
+        return tensors[stem].astype(np.float64).transpose(0, 2, 1)
+    blocks, scales = tensors[f"{stem}_blocks"], tensors[f"{stem}_scales"]
+    values = e2m1(blocks.reshape(*blocks.shape[:2], -1))
+    return grouped(values, np.ldexp(1.0, scales.astype(np.int64) - 127))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def expert_outputs(tensors: dict, layer: int, model: str, experts: int, x: np.ndarray) -> np.ndarray:
+    """[E,M,H]: what every expert makes of every token."""
+    if model == "gpt_oss":
+        stem = f"model.layers.{layer}.mlp.experts."
+        h = np.einsum("mk,enk->emn", x, mxfp4(tensors, f"{stem}gate_up_proj"))
+        h += tensors[f"{stem}gate_up_proj_bias"].astype(np.float64)[:, None]
+        gate, up = np.minimum(h[..., 0::2], 7.0), np.clip(h[..., 1::2], -7.0, 7.0)
+        a = gate * sigmoid(1.702 * gate) * (up + 1.0)
+        bias = tensors[f"{stem}down_proj_bias"].astype(np.float64)
+        return np.einsum("emk,enk->emn", a, mxfp4(tensors, f"{stem}down_proj")) + bias[:, None]
+    middle = {"nemotron_h": "mixer", "mixtral": "block_sparse_moe"}.get(model, "mlp")
+    stem = f"{'backbone' if model == 'nemotron_h' else 'model'}.layers.{layer}.{middle}.experts."
+    names = ("w1", "w3", "w2") if f"{stem}0.w1.weight" in tensors else ("gate_proj", "up_proj", "down_proj")
+    out = []
+    for e in range(experts):
+        gate_name, up_name, down_name = (f"{stem}{e}.{n}" for n in names)
+        up = x @ linear(tensors, up_name).T
+        if model == "nemotron_h":
+            a = np.maximum(up, 0.0) ** 2
+        else:
+            gate = x @ linear(tensors, gate_name).T
+            a = gate * sigmoid(gate) * up
+        out.append(a @ linear(tensors, down_name).T)
+    return np.stack(out)
+
+
+def router(tensors: dict, layer: int, model: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(weight, bias on the logits, bias on the selection)."""
+    middle = {"nemotron_h": "mixer", "mixtral": "block_sparse_moe"}.get(model, "mlp")
+    stem = f"{'backbone' if model == 'nemotron_h' else 'model'}.layers.{layer}.{middle}."
+    leaf = "router" if model == "gpt_oss" else "gate"
+    weight = tensors[f"{stem}{leaf}.weight"].astype(np.float64)
+    none = np.zeros(weight.shape[0])
+    bias = tensors.get(f"{stem}router.bias", none).astype(np.float64)
+    return weight, bias, tensors.get(f"{stem}gate.e_score_correction_bias", none).astype(np.float64)
+
+
+def select(logits: np.ndarray, correction: np.ndarray, config: dict) -> dict[int, float]:
+    """{expert: weight} of one token."""
+    top, model = config["num_experts_per_tok"], config["model_type"]
+    softmax = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    score = sigmoid(logits) if "routed_scaling_factor" in config else softmax
+    choice = score + correction
+    groups = choice.reshape(config.get("n_group") or 1, -1)
+    if groups.shape[0] > 1:
+        best = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+        keep = np.argsort(-best, kind="stable")[: config["topk_group"]]
+        choice = np.where(np.isin(np.arange(groups.shape[0]), keep)[:, None], groups, -np.inf).reshape(-1)
+    ids = np.argsort(-choice, kind="stable")[:top]
+    weights = score[ids]
+    if config.get("norm_topk_prob") or model in ("mixtral", "gpt_oss"):  # softmax over the selected is the same thing
+        weights = weights / weights.sum()
+    return dict(zip(ids.tolist(), (weights * config.get("routed_scaling_factor", 1.0)).tolist()))
+
+
+def check(folder: Path) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    tensors: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob("model*.safetensors")):
+        tensors.update(read_safetensors(path))
+    want = read_safetensors(folder / "expected.safetensors")
+    model, x = config["model_type"], want["hidden_states"].astype(np.float64)
+    layer = 0 if model == "gpt_oss" else 1
+    weight, bias, correction = router(tensors, layer, model)
+    outputs = expert_outputs(tensors, layer, model, weight.shape[0], x)
+    logits = x @ weight.T + bias
+    assert np.abs(logits - want["router_logits"]).max() < 1e-5 * np.abs(logits).max()
+    worst = 0.0
+    for m in range(x.shape[0]):
+        listed = dict(zip(want["topk_ids"][m].tolist(), want["topk_weights"][m].tolist()))
+        chosen = select(logits[m], correction, config)
+        assert chosen.keys() == listed.keys(), (folder.name, m, chosen, listed)
+        assert all(abs(chosen[e] - listed[e]) < 1e-5 for e in chosen), (folder.name, m, chosen, listed)
+        y = sum(w * outputs[e, m] for e, w in listed.items())
+        worst = max(worst, np.abs(y - want["output"][m]).max() / np.abs(want["output"]).max())
+    assert worst < TOLERANCE, (folder.name, worst)
+    shown = [n for n in want if n.startswith("dequant.") and n.endswith(".weight")]
+    for name in shown:
+        exact = linear(tensors, name.removeprefix("dequant.").removesuffix(".weight"))
+        assert (np.abs(exact - want[name]) <= np.abs(exact) * 2.0**-22).all(), name
+    scales = [t.astype(np.float32) for n, t in tensors.items() if n.endswith("weight_scale") and "experts" in n]
+    subnormal = sum(int(((s > 0) & (s < 2.0**-6)).sum()) for s in scales)
+    zero = sum(int((s == 0).sum()) for s in scales)
+    return f"{folder.name:32s} output within {worst:.1e} of its maximum; {len(shown)} tensors; {subnormal} subnormal and {zero} zero scales"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoints", type=Path)
+    folders = sorted(f for f in parser.parse_args().checkpoints.iterdir() if (f / "config.json").exists())
+    assert folders, "no checkpoint folders"
+    for folder in folders:
+        print(check(folder))
+    print(f"{len(folders)} folders agree with their public definitions")
+
+
+if __name__ == "__main__":
+    main()
