@@ -156,7 +156,7 @@ def check(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoints", type=Path)
-    folders = sorted(f for f in parser.parse_args().checkpoints.iterdir() if (f / "config.json").exists())
+    folders = sorted(f.parent for f in parser.parse_args().checkpoints.glob("*/expected.safetensors"))
     assert folders, "no checkpoint folders"
     for folder in folders:
         print(check(folder))

@@ -17,7 +17,7 @@ from llmcompressor.modifiers.quantization import QuantizationModifier
 from transformers import AutoModelForCausalLM
 
 from expected import expected_values, write_expected
-from models import ARCHITECTURES, make_model, moe_block
+from models import ARCHITECTURES, make_model, moe_block, silence
 from provenance import COMMON_NUMERICS, Facts
 from quantised import blocks_with, dequantised_experts, shown
 
@@ -54,9 +54,12 @@ class CompressedCase:
     scheme: str  # llm-compressor's preset
     about: str
     notes: tuple[str, ...] = ()
+    dormant: int | None = None  # an expert whose weights are all zero
 
     def __call__(self, folder: Path) -> Facts:
         base = make_model(self.architecture, self.seed, **self.extents)
+        if self.dormant is not None:
+            silence(moe_block(base, self.architecture), self.dormant)
         with tempfile.TemporaryDirectory() as source:  # oneshot and save_pretrained look there again
             base.save_pretrained(source)
             model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).eval()
@@ -95,4 +98,10 @@ CASES = {
         "Mixtral, H 48, I 80, E 4, top-2, `nvfp4-pack-quantized`, weights only: there is no `input_global_scale`.",
         (GLOBAL_NOTE, "This llm-compressor splits transformers 5's fused experts and saves them as `block_sparse_moe.experts.e.{gate_proj,"
                       "up_proj,down_proj}`; checkpoints made with transformers 4 have `w1` (gate), `w3` (up), `w2` (down).")),
+    "compressed_nvfp4_dormant_expert": CompressedCase(
+        "qwen3_moe", 20240733,
+        {"hidden_size": 48, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}, "NVFP4",
+        "Qwen3-MoE, H 48, I 16, E 4, top-2, with a **dormant** expert 2: its weights are all zero, and tokens are routed to it.",
+        (GLOBAL_NOTE, "For the zero expert llm-compressor writes codes 0, block scales 0.125 and `weight_global_scale` 1; also"
+                      " `input_global_scale` 1 for the down projection, which never saw a value."), dormant=2),
 }

@@ -72,8 +72,12 @@ def expected_values(bf16_block, exact_block, architecture: str, hidden_size: int
     }
 
 
+def write_input(folder: Path, hidden: torch.Tensor) -> None:
+    """input.safetensors is what `moekit run --input` takes."""
+    save_file({"hidden_states": hidden.contiguous()}, folder / "input.safetensors")
+
+
 def write_expected(folder: Path, values: dict[str, torch.Tensor]) -> None:
-    """expected.safetensors holds everything; input.safetensors is what `moekit run --input` takes."""
     tensors = {name: value.contiguous().clone() for name, value in values.items()}
     save_file(tensors, folder / "expected.safetensors")
-    save_file({"hidden_states": tensors["hidden_states"]}, folder / "input.safetensors")
+    write_input(folder, tensors["hidden_states"])

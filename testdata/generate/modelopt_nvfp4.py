@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from expected import expected_values, write_expected
-from models import ARCHITECTURES, make_model, moe_block
+from expected import expected_values, write_expected, write_input
+from models import ARCHITECTURES, make_model, moe_block, silence
 from provenance import COMMON_NUMERICS, Facts
 from quantised import blocks_with, dequantised_experts, expert_prefix, load_folder, projections, shown
 
@@ -156,6 +156,28 @@ def requantise_projections(base: torch.nn.Module, architecture: str, folder: Pat
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def make_dormant(folder: Path) -> Facts:
+    """A checkpoint with an expert whose weights are all zero, for which ModelOpt writes NaN block scales."""
+    seed, dormant = 20240716, 2
+    extents = {"hidden_size": 48, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+    base = make_model("qwen3_moe", seed, **extents)
+    silence(moe_block(base, "qwen3_moe"), dormant)
+    case = ModelOptCase("qwen3_moe", seed, extents, "NVFP4_EXPERTS_ONLY_CFG", "")
+    case.quantise_and_export(base, folder)
+    tensors, prefix = load_folder(folder), expert_prefix("qwen3_moe")
+    for name in projections("qwen3_moe"):
+        stem = f"{prefix}{dormant}.{name}"
+        assert tensors[f"{stem}.weight_scale_2"] == 0 and tensors[f"{stem}.weight_scale"].float().isnan().all()
+        assert dequantise(tensors, stem).isnan().all()
+    write_input(folder, torch.randn(4, 48, generator=torch.Generator().manual_seed(seed + 1)).to(torch.bfloat16))
+    return Facts(about="Qwen3-MoE, H 48, I 16, E 4, top-2, with a **dormant** expert 2: the weights that went in are all zero."
+                       " There is no expected.safetensors: ModelOpt's own dequantisation of this expert is NaN.",
+                 tool=case.tool(), layer=1, seed=seed, numerics=["none: a loader refuses the layer, or says what it does instead"],
+                 notes=["For the three projections of expert 2 ModelOpt wrote `weight_scale_2` = 0, every `weight_scale` = NaN (0x7F)"
+                        " and every code 7 (bytes 0x77). The other experts are ordinary."],
+                 packages=("nvidia-modelopt", "torch", "transformers", "safetensors"))
+
+
 FUSED_NOTE = ("On transformers 5's fused experts ModelOpt gives gate and up **one** quantiser: their `weight_scale_2` are equal,"
               " and one `input_scale` is shared by all experts.")
 ZERO_NOTE = ("A group of zeros gets codes 0 and the block scale 1.0, not 0. (For a tensor that is zero as a whole,"
@@ -183,6 +205,7 @@ CASES = {
         {"hidden_size": 112, "moe_intermediate_size": 80, "n_routed_experts": 5, "num_experts_per_tok": 3}, "W4A16_NVFP4_CFG",
         "GLM-4-MoE, H 112, I 80, E 5, top-3, weights only: `quant_algo` is `W4A16_NVFP4` and there is no `input_scale`.",
         (FUSED_NOTE, ZERO_NOTE)),
+    "modelopt_nvfp4_dormant_expert": make_dormant,
     "modelopt_nvfp4_unequal_globals": ModelOptCase(
         "qwen3_moe", 20240715,
         {"hidden_size": 112, "moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}, "NVFP4_EXPERTS_ONLY_CFG",

@@ -113,6 +113,13 @@ def make_model(architecture: str, seed: int, **extents) -> torch.nn.Module:
     return model
 
 
+def silence(block: torch.nn.Module, expert: int) -> None:
+    """Make one routed expert dormant: every weight of it is zero."""
+    for name in ("gate_up_proj", "up_proj", "down_proj"):
+        if hasattr(block.experts, name):
+            getattr(block.experts, name).data[expert] = 0
+
+
 def moe_block(model: torch.nn.Module, architecture: str) -> torch.nn.Module:
     spec = ARCHITECTURES[architecture]
     return model.get_submodule(spec.block.format(layer=spec.layer))
