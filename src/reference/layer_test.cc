@@ -88,8 +88,8 @@ TEST(Layer, RouterWeightOnInputScalesTheSumButNotTheBias) {
   layer.source.experts[0].up_bias = {layer.biases.data(), DType::kF32, 4, 2};  // 10, 30, 50, 70
   layer.ids = {0, -1};
   const std::vector<double> out = layer.evaluate();
-  EXPECT_EQ(out[0], (0.5 * 1 + 10.0) * (0.5 * 1 + 10.0));
-  EXPECT_EQ(out[1], (0.5 * -2 + 30.0) * (0.5 * -2 + 30.0));
+  EXPECT_EQ(out[0], round_to(kBf16Shape, (0.5 * 1 + 10.0) * (0.5 * 1 + 10.0)));
+  EXPECT_EQ(out[1], round_to(kBf16Shape, (0.5 * -2 + 30.0) * (0.5 * -2 + 30.0)));
 }
 
 TEST(Layer, ScalingStandsOnWeightsOrOnTheSumWithoutShared) {
