@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "moekit/device.h"
+
+#include <gtest/gtest.h>
+
+namespace moekit {
+namespace {
+
+TEST(DeviceFromName, EveryArchAndItsAlias) {
+  int checked = 0;
+  for (const char* name : {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a", "sm_121a"}) {
+    const Result<DeviceDescriptor> device = device_from_name(name);
+    ASSERT_TRUE(device.has_value()) << name;
+    EXPECT_EQ(arch_name(device->arch), name);
+    EXPECT_GT(device->num_sms, 0);
+    EXPECT_GE(device->smem_per_block_bytes, 99 * 1024);
+    ++checked;
+  }
+  EXPECT_EQ(checked, 7);
+  EXPECT_EQ(device_from_name("sm_90")->arch, Arch::kSm90a);
+  EXPECT_EQ(device_from_name("sm_120")->arch, Arch::kSm120a);
+  EXPECT_EQ(device_from_name("sm_90")->num_sms, 132);
+}
+
+TEST(DeviceFromName, CpuAndItsInstructionSets) {
+  const Result<DeviceDescriptor> cpu = device_from_name("cpu");
+  ASSERT_TRUE(cpu.has_value());
+  EXPECT_EQ(cpu->arch, Arch::kCpu);
+  EXPECT_GE(cpu->num_threads, 1);
+  EXPECT_EQ(*cpu, host_cpu());
+  EXPECT_EQ(device_from_name("cpu:portable")->isa, Isa::kPortable);
+  EXPECT_EQ(device_from_name("cpu:avx512")->isa, Isa::kAvx512);  // planning needs no such machine
+}
+
+TEST(DeviceFromName, UnknownNamesListTheKnown) {
+  for (const char* name : {"", "gpu", "sm_90b", "cpu:", "cpu:sse", "sm_7"}) {
+    const Result<DeviceDescriptor> device = device_from_name(name);
+    ASSERT_FALSE(device.has_value()) << name;
+    EXPECT_EQ(device.status().code(), StatusCode::kInvalidArgument);
+  }
+  EXPECT_NE(device_from_name("gpu").status().message().find("sm_90a"), std::string_view::npos);
+}
+
+}  // namespace
+}  // namespace moekit
