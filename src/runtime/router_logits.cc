@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
 #include "moekit/routing.h"
 
 #include "base/text.h"
 #include "device/numerics/bf16.h"
+#include "runtime/border.h"
 
 namespace moekit {
 namespace {
@@ -13,16 +16,38 @@ bool is_float(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
 }
 
-float load(const TensorView& view, std::int64_t row, std::int64_t col) {
-  const std::int64_t at = row * view.strides[0] + col * view.strides[1];
-  switch (view.dtype) {
-    case DType::kBf16:
-      return device::bf16_to_f32(static_cast<const std::uint16_t*>(view.data)[at]);
-    case DType::kF16:
-      return device::f16_to_f32(static_cast<const std::uint16_t*>(view.data)[at]);
-    default:
-      return static_cast<const float*>(view.data)[at];
+// Widens one row to f64, where products of two such values are exact.
+void load_row(const TensorView& view, std::int64_t row, std::vector<double>& out) {
+  const std::int64_t step = view.strides[1];
+  const std::int64_t first = row * view.strides[0];
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    const std::int64_t at = first + static_cast<std::int64_t>(k) * step;
+    switch (view.dtype) {
+      case DType::kBf16:
+        out[k] = device::bf16_to_f32(static_cast<const std::uint16_t*>(view.data)[at]);
+        break;
+      case DType::kF16:
+        out[k] = device::f16_to_f32(static_cast<const std::uint16_t*>(view.data)[at]);
+        break;
+      default:
+        out[k] = static_cast<const float*>(view.data)[at];
+    }
   }
+}
+
+// Four chains hide the latency of the additions; their order is fixed, so the bits are too.
+double dot(const std::vector<double>& left, const std::vector<double>& right) {
+  double sums[4] = {0.0, 0.0, 0.0, 0.0};
+  std::size_t k = 0;
+  for (; k + 4 <= left.size(); k += 4) {
+    for (std::size_t lane = 0; lane < 4; ++lane) {
+      sums[lane] += left[k + lane] * right[k + lane];
+    }
+  }
+  for (; k < left.size(); ++k) {
+    sums[0] += left[k] * right[k];
+  }
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 }  // namespace
@@ -56,19 +81,26 @@ Status router_logits(const TensorView& x,
                                 logits.shape[1],
                                 "] do not fit"));
   }
-  auto* out = static_cast<float*>(logits.data);
-  for (std::int64_t token = 0; token < x.shape[0]; ++token) {
-    for (std::int64_t expert = 0; expert < weight.shape[0]; ++expert) {
-      double sum = bias == nullptr ? 0.0 : static_cast<double>(bias[expert]);
-      for (std::int64_t k = 0; k < x.shape[1]; ++k) {
-        // The product of two widened operands is rounded to f32 nowhere: f64 holds it exactly.
-        sum +=
-            static_cast<double>(load(x, token, k)) * static_cast<double>(load(weight, expert, k));
-      }
-      out[token * logits.strides[0] + expert * logits.strides[1]] = static_cast<float>(sum);
+  return guard_border([&]() -> Status {
+    const std::int64_t tokens = x.shape[0];
+    const auto hidden = static_cast<std::size_t>(x.shape[1]);
+    std::vector<std::vector<double>> rows(static_cast<std::size_t>(tokens),
+                                          std::vector<double>(hidden));
+    for (std::int64_t token = 0; token < tokens; ++token) {
+      load_row(x, token, rows[static_cast<std::size_t>(token)]);
     }
-  }
-  return {};
+    std::vector<double> expert_row(hidden);
+    auto* out = static_cast<float*>(logits.data);
+    for (std::int64_t expert = 0; expert < weight.shape[0]; ++expert) {
+      load_row(weight, expert, expert_row);
+      const double offset = bias == nullptr ? 0.0 : static_cast<double>(bias[expert]);
+      for (std::int64_t token = 0; token < tokens; ++token) {
+        out[token * logits.strides[0] + expert * logits.strides[1]] =
+            static_cast<float>(offset + dot(rows[static_cast<std::size_t>(token)], expert_row));
+      }
+    }
+    return {};
+  });
 }
 
 }  // namespace moekit

@@ -3,6 +3,7 @@
 
 #include <new>
 
+#include "base/config.h"
 #include "base/cpu_info.h"
 #include "base/text.h"
 #include "cpu/execute.h"
@@ -20,7 +21,13 @@ Result<Runtime> Runtime::create(const RuntimeOptions& options) noexcept {
     }
     auto state = std::make_shared<State>();
     state->options = options;
-    const int threads = options.num_threads != 0 ? options.num_threads : base::detect_cpu().threads;
+    int threads = options.num_threads;
+    if (threads == 0) {
+      threads = base::environment_config().num_threads;
+    }
+    if (threads == 0) {
+      threads = base::detect_cpu().threads;
+    }
     MOEKIT_ASSIGN_OR_RETURN(state->pool, base::ThreadPool::create(threads));
     return Runtime(std::move(state));
   });
