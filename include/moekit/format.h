@@ -24,7 +24,7 @@ struct FormatInfo {
   DType element;
   std::optional<DType> scale;  // nullopt: elements stand for themselves
   std::int64_t group_size;     // elements along K that share a scale; 0 without scales
-  bool has_global_scale;       // an f32 per projection multiplies the f32 sum
+  bool has_global_scale;  // an f32 per projection is required; optional for other scaled formats
 };
 
 inline constexpr std::array kFormats{

@@ -138,7 +138,7 @@ Status check_global(const WeightMatrix& matrix, const FormatInfo& info) {
     return invalid_argument(
         cat("global scale ", global, ", expected a finite value that is not negative"));
   }
-  if (!info.has_global_scale && global != 1.0F) {
+  if (!info.scale.has_value() && global != 1.0F) {
     return invalid_argument(
         cat("global scale ", global, ", expected 1 (format ", info.name, " has none)"));
   }

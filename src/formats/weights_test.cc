@@ -159,8 +159,11 @@ TEST(Weights, globals) {
   ASSERT_TRUE(decode_row(owned.matrix, 0, out).ok());
   EXPECT_EQ(out[0], 1.0F);  // the global stays with the f32 sum
   OwnedMatrix mxfp4(Format::kMxfp4, 1, 32);
-  mxfp4.matrix.global_scale = 2.0F;
-  expect_refused(mxfp4.matrix, {"global scale 2", "mxfp4 has none"});
+  mxfp4.matrix.global_scale = 2.0F;  // optional there
+  EXPECT_TRUE(validate_weights(mxfp4.matrix).ok());
+  OwnedMatrix bf16(Format::kBf16, 1, 32);
+  bf16.matrix.global_scale = 2.0F;
+  expect_refused(bf16.matrix, {"global scale 2", "bf16 has none"});
 }
 
 TEST(Weights, extents_strides_and_pointers) {

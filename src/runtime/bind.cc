@@ -7,10 +7,10 @@
 
 #include "moekit/runtime.h"
 
+#include "base/border.h"
 #include "base/text.h"
 #include "kernels/catalog.h"
 #include "runtime/binding.h"
-#include "runtime/border.h"
 #include "runtime/state.h"
 
 namespace moekit {
@@ -266,7 +266,7 @@ Result<Binding> bind(const Runtime& runtime,
                      const PackedExperts& experts,
                      std::span<std::byte> workspace,
                      const RunArguments& arguments) noexcept {
-  return guard_border([&]() -> Result<Binding> {
+  return base::at_border([&]() -> Result<Binding> {
     if (runtime.state() == nullptr) {
       return invalid_argument("runtime was not created");
     }

@@ -4,8 +4,8 @@
 
 #include "moekit/experts.h"
 
+#include "base/border.h"
 #include "base/text.h"
-#include "runtime/border.h"
 #include "runtime/state.h"
 
 namespace moekit {
@@ -166,7 +166,7 @@ BiasView packed_bias(const float* values, std::int64_t size) {
 }  // namespace
 
 Result<ExpertsSource> split_fused(const Problem& problem, const FusedExperts& fused) noexcept {
-  return guard_border([&]() -> Result<ExpertsSource> {
+  return base::at_border([&]() -> Result<ExpertsSource> {
     MOEKIT_RETURN_IF_ERROR(validate_problem(problem));
     const FormatInfo& info = format_info(fused.format);
     MOEKIT_RETURN_IF_ERROR(check_fused(problem, fused, info));
@@ -203,7 +203,7 @@ Result<ExpertsSource> split_fused(const Problem& problem, const FusedExperts& fu
 Result<ExpertWeights> unpack_expert(const PackedExperts& packed,
                                     std::int64_t expert,
                                     std::vector<std::byte>& storage) noexcept {
-  return guard_border([&]() -> Result<ExpertWeights> {
+  return base::at_border([&]() -> Result<ExpertWeights> {
     const PackedExperts::State* state = packed.state();
     if (state == nullptr) {
       return invalid_argument("experts were not prepared");

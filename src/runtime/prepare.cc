@@ -10,10 +10,10 @@
 
 #include "moekit/experts.h"
 
+#include "base/border.h"
 #include "base/cpu_info.h"
 #include "base/text.h"
 #include "device/numerics/bf16.h"
-#include "runtime/border.h"
 #include "runtime/state.h"
 
 namespace moekit {
@@ -222,7 +222,7 @@ std::int64_t PackedExperts::peak_extra_bytes() const noexcept {
 Result<PackedExperts> prepare(const Plan& plan,
                               const ExpertsSource& source,
                               const PrepareOptions& options) noexcept {
-  return guard_border([&]() -> Result<PackedExperts> {
+  return base::at_border([&]() -> Result<PackedExperts> {
     const Problem& problem = plan.problem();
     const auto num_experts = static_cast<std::int64_t>(source.experts.size());
     if (num_experts != problem.num_experts) {

@@ -3,9 +3,9 @@
 
 #include "moekit/routing.h"
 
+#include "base/border.h"
 #include "base/text.h"
 #include "device/numerics/bf16.h"
-#include "runtime/border.h"
 
 namespace moekit {
 namespace {
@@ -81,7 +81,7 @@ Status router_logits(const TensorView& x,
                                 logits.shape[1],
                                 "] do not fit"));
   }
-  return guard_border([&]() -> Status {
+  return base::at_border([&]() -> Status {
     const std::int64_t tokens = x.shape[0];
     const auto hidden = static_cast<std::size_t>(x.shape[1]);
     std::vector<std::vector<double>> rows(static_cast<std::size_t>(tokens),

@@ -3,18 +3,18 @@
 
 #include <new>
 
+#include "base/border.h"
 #include "base/config.h"
 #include "base/cpu_info.h"
 #include "base/text.h"
 #include "cpu/execute.h"
 #include "kernels/catalog.h"
-#include "runtime/border.h"
 #include "runtime/state.h"
 
 namespace moekit {
 
 Result<Runtime> Runtime::create(const RuntimeOptions& options) noexcept {
-  return guard_border([&]() -> Result<Runtime> {
+  return base::at_border([&]() -> Result<Runtime> {
     if (options.num_threads < 0) {
       return invalid_argument(
           base::cat("num_threads ", options.num_threads, ", expected 0 or more"));
@@ -40,7 +40,7 @@ int Runtime::num_threads() const noexcept {
 Result<Plan> make_plan(const Problem& problem,
                        const DeviceDescriptor& device,
                        const PlanOverrides& overrides) noexcept {
-  return guard_border([&]() -> Result<Plan> {
+  return base::at_border([&]() -> Result<Plan> {
     MOEKIT_RETURN_IF_ERROR(validate_problem(problem));
     return plan::choose(problem, device, overrides, kernels::catalog());
   });
