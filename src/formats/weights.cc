@@ -207,7 +207,9 @@ Status check_scale(const WeightMatrix& matrix, std::int64_t row, std::int64_t gr
 
 Status check_scales(const WeightMatrix& matrix) {
   const FormatInfo& info = format_info(matrix.format);
-  if (!info.scale.has_value()) {
+  // A global of 0 makes every value 0: producers write NaN block scales there (0 / 0, seen from
+  // ModelOpt 0.47), and the experts are legal, dormant ones.
+  if (!info.scale.has_value() || matrix.global_scale == 0.0F) {
     return {};
   }
   const ScaleTable& table = formats::scale_table(*info.scale);

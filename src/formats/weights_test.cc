@@ -145,6 +145,14 @@ TEST(Weights, e8m0_253_and_254_are_refused_only_where_a_product_overflows) {
   EXPECT_TRUE(validate_weights(owned.matrix).ok());
 }
 
+TEST(Weights, a_zero_global_excuses_nan_scales) {
+  OwnedMatrix owned(Format::kNvfp4, 2, 32);
+  owned.scales[3] = 0x7F;
+  expect_refused(owned.matrix, {"NaN", "row 1", "group 1"});
+  owned.matrix.global_scale = 0.0F;
+  EXPECT_TRUE(validate_weights(owned.matrix).ok());
+}
+
 TEST(Weights, globals) {
   OwnedMatrix owned(Format::kNvfp4, 1, 16);
   owned.matrix.global_scale = std::numeric_limits<float>::quiet_NaN();

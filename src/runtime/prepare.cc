@@ -147,13 +147,31 @@ void store_biases(const plan::PackedLayout& layout,
   }
 }
 
+// A global of 0 makes a matrix 0 whatever its bytes hold, NaN scales included; what is packed is
+// then zero codes and zero scales, a row of `zeros` read again and again.
+WeightMatrix without_dormant(const WeightMatrix& matrix, std::span<const std::byte> zeros) {
+  WeightMatrix packed = matrix;
+  if (matrix.global_scale == 0.0F) {
+    packed.codes = zeros.data();
+    packed.row_stride_bytes = 0;
+    packed.scales = zeros.data();
+    packed.scale_row_stride_bytes = 0;
+  }
+  return packed;
+}
+
 void pack_expert(const plan::PackedLayout& layout,
                  std::int64_t expert_idx,
                  const ExpertWeights& expert,
                  std::byte* base,
                  base::ThreadPool& pool) {
   const bool gated = layout.gate_up.shape.num_parts == 2;
-  const WeightMatrix gate_up[] = {gated ? expert.gate : expert.up, expert.up};
+  const std::int64_t longest = std::max(layout.gate_up.shape.cols, layout.down.shape.cols);
+  const std::vector<std::byte> zeros(
+      static_cast<std::size_t>(code_row_bytes(layout.gate_up.shape.format, longest)));
+  const WeightMatrix gate_up[] = {without_dormant(gated ? expert.gate : expert.up, zeros),
+                                  without_dormant(expert.up, zeros)};
+  const WeightMatrix down = without_dormant(expert.down, zeros);
   pack_region(layout.gate_up,
               *layout.packing,
               std::span<const WeightMatrix>(gate_up, gated ? 2U : 1U),
@@ -161,7 +179,7 @@ void pack_expert(const plan::PackedLayout& layout,
               pool);
   pack_region(layout.down,
               *layout.packing,
-              std::span<const WeightMatrix>(&expert.down, 1),
+              std::span<const WeightMatrix>(&down, 1),
               base + layout.down.offset + expert_idx * layout.down.expert_stride_bytes,
               pool);
   auto* globals = reinterpret_cast<float*>(base + layout.globals_offset) + expert_idx * 4;
