@@ -57,14 +57,12 @@ Isa isa_of(base::CpuIsa isa) {
 
 Result<DeviceDescriptor> cpu_device(std::string_view isa_text) {
   DeviceDescriptor device = host_cpu();
-  if (!isa_text.empty()) {
-    const std::optional<Isa> isa = isa_from_name(isa_text);
-    if (!isa.has_value()) {
-      return invalid_argument(
-          cat("unknown CPU instruction set '", isa_text, "', expected portable, avx2 or avx512"));
-    }
-    device.isa = *isa;
+  const std::optional<Isa> isa = isa_from_name(isa_text);
+  if (!isa.has_value()) {
+    return invalid_argument(
+        cat("unknown CPU instruction set '", isa_text, "', expected portable, avx2 or avx512"));
   }
+  device.isa = *isa;
   return device;
 }
 
@@ -99,8 +97,11 @@ DeviceDescriptor host_cpu() noexcept {
 }
 
 Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
-  if (name == "cpu" || name.substr(0, 4) == "cpu:") {
-    return cpu_device(name == "cpu" ? std::string_view() : name.substr(4));
+  if (name == "cpu") {
+    return host_cpu();
+  }
+  if (name.substr(0, 4) == "cpu:") {
+    return cpu_device(name.substr(4));
   }
   for (const base::Named<Arch>& row : kArchs) {
     // `sm_90` stands for `sm_90a`: an unsuffixed name is an alias where the suffixed one is meant.

@@ -11,6 +11,8 @@
 namespace moekit {
 namespace {
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
 Problem good_problem() {
   Problem problem;
   problem.num_tokens = 64;
@@ -44,7 +46,6 @@ struct BadProblem {
 };
 
 TEST(ValidateProblem, EveryRefusalNamesItsValues) {
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<BadProblem> cases = {
       {"no experts",
        [](Problem& p) { p.num_experts = 0; },
