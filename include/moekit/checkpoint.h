@@ -19,6 +19,8 @@
 #include "moekit/routing.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 /// One tensor of an open checkpoint; `view` points into the mapping.
@@ -111,3 +113,5 @@ struct TensorToWrite {
     const std::map<std::string, std::string>& metadata = {}) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

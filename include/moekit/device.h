@@ -12,6 +12,8 @@
 
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 enum class Arch : std::uint8_t { kCpu, kSm80, kSm86, kSm89, kSm90a, kSm100a, kSm120a, kSm121a };
@@ -54,3 +56,5 @@ struct DeviceDescriptor {
 [[nodiscard]] std::vector<DeviceDescriptor> list_devices() noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

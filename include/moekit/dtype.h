@@ -8,6 +8,8 @@
 #include <optional>
 #include <string_view>
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 enum class DType : std::uint8_t {
@@ -61,3 +63,5 @@ struct MutableTensorView {
                                             std::int64_t cols) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

@@ -18,6 +18,8 @@
 #include "moekit/problem.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 /// A bias vector as stored: bf16, f16 or f32, stride in elements.
@@ -126,3 +128,5 @@ class PackedExperts {
                                                   std::vector<std::byte>& storage) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

@@ -14,6 +14,8 @@
 #include "moekit/dtype.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 enum class Format : std::uint8_t { kNvfp4, kMxfp4, kBf16 };
@@ -104,3 +106,5 @@ struct EncodedWeights {
                                     EncodedWeights& encoded) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

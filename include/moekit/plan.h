@@ -17,6 +17,8 @@
 #include "moekit/problem.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 /// Execution family of a rung: direct takes routes straight from top-k; grouped packs them per
@@ -193,3 +195,5 @@ class Plan {
                                                   const PlanOverrides& overrides = {}) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

@@ -13,6 +13,8 @@
 #include "moekit/routing.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 /// Order of the rows of a fused gate_up tensor.
@@ -85,3 +87,5 @@ struct Problem {
 [[nodiscard]] Status validate_problem(const Problem& problem) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

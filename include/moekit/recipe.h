@@ -12,6 +12,8 @@
 
 #include "moekit/format.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 enum class Recipe : std::uint8_t { kW4a16Nvfp4, kW4a16Mxfp4, kW16a16 };
@@ -62,3 +64,5 @@ struct Activation {
 }
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

@@ -11,6 +11,8 @@
 #include "moekit/dtype.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 inline constexpr std::int64_t kMaxExperts = 1024;
@@ -77,3 +79,5 @@ struct RouteArguments {
                                    const MutableTensorView& logits) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

@@ -18,6 +18,8 @@
 #include "moekit/plan.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 struct RuntimeOptions {
@@ -103,3 +105,5 @@ class Binding {
 [[nodiscard]] Status run(const Runtime& runtime, const Binding& binding) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

@@ -12,6 +12,8 @@
 #include <utility>
 #include <variant>
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 /// Weight of an event that is told to a log sink (runtime.h).
@@ -134,6 +136,8 @@ class [[nodiscard]] Result {
 };
 
 }  // namespace moekit
+
+#pragma GCC visibility pop
 
 #define MOEKIT_CONCAT_INNER(a, b) a##b
 #define MOEKIT_CONCAT(a, b) MOEKIT_CONCAT_INNER(a, b)

@@ -16,6 +16,8 @@
 #include "moekit/runtime.h"
 #include "moekit/status.h"
 
+#pragma GCC visibility push(default)
+
 namespace moekit {
 
 /// Outcome of one check of one layer call.
@@ -79,3 +81,5 @@ enum class VerifySuite : std::uint8_t { kQuick, kFull };
                                                    const DeviceDescriptor& device) noexcept;
 
 }  // namespace moekit
+
+#pragma GCC visibility pop

@@ -25,8 +25,10 @@ struct BindingAccess {
     return binding;
   }
 
-  /// Slice pointers and one body per step.
-  static Status resolve(Binding& binding, std::span<std::byte> workspace);
+  /// Slice pointers and one body per step. Hidden: the struct is named in a public header, but is
+  /// nobody else's.
+  [[gnu::visibility("hidden")]] static Status resolve(Binding& binding,
+                                                      std::span<std::byte> workspace);
 
   static Status run(const Runtime& runtime, const Binding& binding) noexcept {
     plan::CpuCall call;
