@@ -41,6 +41,27 @@ function(moekit_layer layer)
   set(MOEKIT_ALL_LAYER_NAMES ${MOEKIT_ALL_LAYER_NAMES} ${layer} PARENT_SCOPE)
 endfunction()
 
+# moekit_embed_sources(): the device sources and the headers that they reach, inside libmoekit.
+function(moekit_embed_sources)
+  set(root "${PROJECT_SOURCE_DIR}/src")
+  file(GLOB_RECURSE shared CONFIGURE_DEPENDS RELATIVE "${root}" "${root}/device/*.h" "${root}/device/*.cuh"
+    "${root}/kernels/*/device/*.h" "${root}/kernels/*/device/*.cuh")
+  file(GLOB described CONFIGURE_DEPENDS RELATIVE "${root}" "${root}/kernels/*/spec.h" "${root}/kernels/*/args.h")
+  set(names ${shared} ${described})
+  list(SORT names)
+  list(TRANSFORM names PREPEND "${root}/" OUTPUT_VARIABLE paths)
+  set(list "${PROJECT_BINARY_DIR}/generated/embedded_sources.txt")
+  set(output "${PROJECT_BINARY_DIR}/generated/embedded_sources.cc")
+  string(JOIN "\n" lines ${names})
+  file(CONFIGURE OUTPUT "${list}" CONTENT "${lines}\n" @ONLY)
+  add_custom_command(OUTPUT "${output}"
+    COMMAND ${CMAKE_COMMAND} "-DROOT=${root}" "-DLIST=${list}" "-DOUTPUT=${output}"
+      -P "${PROJECT_SOURCE_DIR}/cmake/embed_sources.cmake"
+    DEPENDS "${PROJECT_SOURCE_DIR}/cmake/embed_sources.cmake" "${list}" ${paths}
+    COMMENT "Embedding device sources" VERBATIM)
+  target_sources(moekit_jit PRIVATE "${output}")
+endfunction()
+
 # moekit_library(): libmoekit from all layers, then the layers' tests.
 function(moekit_library)
   add_library(moekit)
