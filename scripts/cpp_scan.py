@@ -105,8 +105,11 @@ class _Scanner:
         if parsed is None or re.search(r"=\s*$", head):
             return "inner", None
         name, parameters, templates = parsed
+        is_test = name in _TEST_MACRO
+        if is_test:  # TEST(Suite, Name) is called Suite.Name
+            name = re.sub(r"\s*,\s*", ".", re.search(r"\((.*)\)", head, re.S).group(1).strip())
         return "function", Function(name, self._line(position), 0, parameters, templates, "__global__" in head,
-                                    name in _TEST_MACRO)
+                                    is_test)
 
     def _line(self, position):
         return self.text.count("\n", 0, position) + 1
