@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# moekit_layer(NAME): an object library of src/NAME/**.cc without tests and benches, and one test
-# program per ctest label: x_test.cc is `unit`; x_LABEL_test.cc (property golden stress slow gpu nvrtc)
-# takes that label. Only *_avx2.cc and *_avx512.cc get -m flags.
+# moekit_layer(NAME): an object library of src/NAME/**.cc without tests, benches and fuzz targets (those are in
+# MoekitDeveloper.cmake). Only *_avx2.cc and *_avx512.cc get -m flags.
 set(MOEKIT_LAYERS "" CACHE INTERNAL "")
-set(MOEKIT_TEST_LABELS property golden stress slow gpu nvrtc)
 
 function(moekit_isa_flags)
   foreach(source IN LISTS ARGN)
@@ -14,16 +12,6 @@ function(moekit_isa_flags)
         "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vbmi;-mavx512bf16;-mavx512vnni;-mavx2;-mfma;-mf16c;-O3")
     endif()
   endforeach()
-endfunction()
-
-# moekit_test(NAME LABEL SOURCES...): one GoogleTest program whose tests all carry LABEL.
-function(moekit_test name label)
-  add_executable(${name} ${ARGN})
-  target_link_libraries(${name} PRIVATE moekit moekit_options nlohmann_json::nlohmann_json GTest::gtest_main)
-  target_compile_definitions(${name} PRIVATE MOEKIT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  include(GoogleTest)
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES LABELS ${label} TIMEOUT 600)
 endfunction()
 
 function(moekit_layer layer)
@@ -62,7 +50,7 @@ function(moekit_embed_sources)
   target_sources(moekit_jit PRIVATE "${output}")
 endfunction()
 
-# moekit_library(): libmoekit from all layers, then the layers' tests.
+# moekit_library(): libmoekit from all layers.
 function(moekit_library)
   add_library(moekit)
   add_library(moekit::moekit ALIAS moekit)
@@ -78,28 +66,4 @@ function(moekit_library)
   if(MOEKIT_SANITIZE)
     target_link_options(moekit PUBLIC -fsanitize=${MOEKIT_SANITIZE})
   endif()
-  if(NOT MOEKIT_DEVELOPER_MODE)
-    return()
-  endif()
-  # The shared library from the objects that are there anyway, for scripts/check_exports.
-  add_library(moekit_exports SHARED EXCLUDE_FROM_ALL)
-  foreach(layer IN LISTS MOEKIT_LAYERS)
-    target_sources(moekit_exports PRIVATE $<TARGET_OBJECTS:${layer}>)
-  endforeach()
-  target_link_libraries(moekit_exports PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
-  set_target_properties(moekit_exports PROPERTIES LINKER_LANGUAGE CXX)
-  foreach(layer IN LISTS MOEKIT_ALL_LAYER_NAMES)
-    set(rest ${MOEKIT_${layer}_TESTS})
-    foreach(label IN LISTS MOEKIT_TEST_LABELS)
-      set(labelled ${rest})
-      list(FILTER labelled INCLUDE REGEX "_${label}_test\\.cc$")
-      list(FILTER rest EXCLUDE REGEX "_${label}_test\\.cc$")
-      if(labelled)
-        moekit_test(moekit_${layer}_${label}_test ${label} ${labelled})
-      endif()
-    endforeach()
-    if(rest)
-      moekit_test(moekit_${layer}_test unit ${rest})
-    endif()
-  endforeach()
 endfunction()

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# What developers build beside the library: tests, benches, fuzz targets, the export check.
+#   x_test.cc                 label `unit`
+#   x_LABEL_test.cc           that label, one of MOEKIT_TEST_LABELS; one program per layer and label
+#   kernels/FAMILY/bench.cc   program moekit_FAMILY_bench (Google Benchmark)
+#   x_fuzz.cc                 program moekit_x_fuzz (libFuzzer, with MOEKIT_FUZZ)
+set(MOEKIT_TEST_LABELS property golden stress slow gpu nvrtc)
+
+if(BUILD_SHARED_LIBS)
+  message(FATAL_ERROR "tests reach behind the exported symbols: MOEKIT_DEVELOPER_MODE needs BUILD_SHARED_LIBS=OFF")
+endif()
+
+# moekit_test(NAME LABEL SOURCES...): one GoogleTest program whose tests all carry LABEL.
+function(moekit_test name label)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE moekit moekit_options nlohmann_json::nlohmann_json GTest::gtest_main)
+  target_compile_definitions(${name} PRIVATE MOEKIT_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  include(GoogleTest)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    PROPERTIES LABELS ${label} TIMEOUT 600)
+endfunction()
+
+function(moekit_layer_tests)
+  foreach(layer IN LISTS MOEKIT_ALL_LAYER_NAMES)
+    set(rest ${MOEKIT_${layer}_TESTS})
+    foreach(label IN LISTS MOEKIT_TEST_LABELS)
+      set(labelled ${rest})
+      list(FILTER labelled INCLUDE REGEX "_${label}_test\\.cc$")
+      list(FILTER rest EXCLUDE REGEX "_${label}_test\\.cc$")
+      if(labelled)
+        moekit_test(moekit_${layer}_${label}_test ${label} ${labelled})
+      endif()
+    endforeach()
+    if(rest)
+      moekit_test(moekit_${layer}_test unit ${rest})
+    endif()
+  endforeach()
+endfunction()
+
+# The shared library from the objects that are there anyway, for scripts/check_exports.
+function(moekit_exports)
+  add_library(moekit_exports SHARED EXCLUDE_FROM_ALL)
+  foreach(layer IN LISTS MOEKIT_LAYERS)
+    target_sources(moekit_exports PRIVATE $<TARGET_OBJECTS:${layer}>)
+  endforeach()
+  target_link_libraries(moekit_exports PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  set_target_properties(moekit_exports PROPERTIES LINKER_LANGUAGE CXX)
+endfunction()
+
+function(moekit_benches)
+  file(GLOB benches CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/kernels/*/bench.cc")
+  foreach(bench IN LISTS benches)
+    find_package(benchmark REQUIRED)
+    cmake_path(GET bench PARENT_PATH folder)
+    cmake_path(GET folder FILENAME family)
+    add_executable(moekit_${family}_bench ${bench})
+    target_link_libraries(moekit_${family}_bench PRIVATE moekit moekit_options benchmark::benchmark_main)
+  endforeach()
+endfunction()
+
+function(moekit_fuzzers)
+  file(GLOB_RECURSE fuzzers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*_fuzz.cc")
+  foreach(fuzzer IN LISTS fuzzers)
+    cmake_path(GET fuzzer STEM name)
+    add_executable(moekit_${name} ${fuzzer})
+    target_link_libraries(moekit_${name} PRIVATE moekit moekit_options nlohmann_json::nlohmann_json)
+    target_compile_options(moekit_${name} PRIVATE -fsanitize=fuzzer)
+    target_link_options(moekit_${name} PRIVATE -fsanitize=fuzzer)
+  endforeach()
+endfunction()
+
+moekit_layer_tests()
+moekit_exports()
+moekit_benches()
+if(MOEKIT_FUZZ)
+  moekit_fuzzers()
+endif()
