@@ -66,8 +66,8 @@ struct WeightMatrix {
 /// Bytes of one row of codes without gaps.
 [[nodiscard]] std::int64_t code_row_bytes(Format format, std::int64_t cols) noexcept;
 
-/// Checks extents, strides and every scale. Zero scales and zero globals are legal (value 0); with a
-/// global of 0 the block scales may hold anything, since every value is 0 (dormant experts are
+/// Checks extents, strides and every scale. Zero scales and zero globals are legal (value 0); with
+/// a global of 0 the block scales may hold anything, since every value is 0 (dormant experts are
 /// written with NaN scales there).
 ///
 /// Errors   kInvalidArgument  cols % 8 != 0, strides too small, null pointers, group_offset out of
