@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include <nlohmann/json.hpp>
+
+#include "moekit/checkpoint.h"
+
+#include "base/border.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "checkpoint/json_text.h"
+#include "checkpoint/safetensors.h"
+
+namespace moekit {
+namespace {
+
+using base::cat;
+using checkpoint::ContainerDType;
+using checkpoint::printable;
+
+struct PlannedTensor {
+  const TensorToWrite* tensor = nullptr;
+  const ContainerDType* dtype = nullptr;
+  std::int64_t bytes = 0;
+};
+
+Result<const ContainerDType*> container_dtype(DType dtype) {
+  for (const ContainerDType& row : checkpoint::kContainerDTypes) {
+    if (row.dtype == dtype) {
+      return &row;
+    }
+  }
+  return invalid_argument(cat("safetensors has no dtype for ", dtype_name(dtype)));
+}
+
+Result<PlannedTensor> plan_tensor(const TensorToWrite& tensor) {
+  const TensorView& view = tensor.view;
+  PlannedTensor planned{.tensor = &tensor};
+  MOEKIT_ASSIGN_OR_RETURN(planned.dtype, container_dtype(view.dtype));
+  if (view.rank < 0 || view.rank > 4) {
+    return invalid_argument(cat("rank ", view.rank, ", expected 0 to 4"));
+  }
+  std::int64_t elems = 1;
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    if (view.shape[i] < 0) {
+      return invalid_argument(cat("shape[", axis, "] is ", view.shape[i]));
+    }
+    // The stride of an axis of extent 1 is never used.
+    if (view.shape[i] > 1 && elems != 0 && view.strides[i] != elems) {
+      return invalid_argument(cat("stride[",
+                                  axis,
+                                  "] is ",
+                                  view.strides[i],
+                                  ", expected ",
+                                  elems,
+                                  " (row-major without gaps)"));
+    }
+    if (__builtin_mul_overflow(elems, view.shape[i], &elems)) {
+      return invalid_argument("shape has more than 2^63 elements");
+    }
+  }
+  std::int64_t bits = 0;
+  if (__builtin_mul_overflow(elems, std::int64_t{planned.dtype->bits}, &bits) || bits % 8 != 0) {
+    return invalid_argument(
+        cat(elems, " elements of ", planned.dtype->name, " are no whole bytes"));
+  }
+  planned.bytes = bits / 8;
+  if (view.data == nullptr && planned.bytes != 0) {
+    return invalid_argument("data pointer is null");
+  }
+  return planned;
+}
+
+Result<std::vector<PlannedTensor>> plan_tensors(const std::vector<TensorToWrite>& tensors) {
+  std::vector<PlannedTensor> planned;
+  for (const TensorToWrite& tensor : tensors) {
+    if (tensor.name == "__metadata__") {
+      return invalid_argument("a tensor cannot be named __metadata__");
+    }
+    Result<PlannedTensor> one = plan_tensor(tensor);
+    if (!one.has_value()) {
+      return one.status().with_context(cat("tensor ", printable(tensor.name)));
+    }
+    planned.push_back(*one);
+  }
+  // Widest elements first keeps every tensor aligned to its element, as the crate's writer does.
+  std::sort(
+      planned.begin(), planned.end(), [](const PlannedTensor& left, const PlannedTensor& right) {
+        if (left.dtype->bits != right.dtype->bits) {
+          return left.dtype->bits > right.dtype->bits;
+        }
+        return left.tensor->name < right.tensor->name;
+      });
+  return planned;
+}
+
+Result<std::string> header_text(const std::vector<PlannedTensor>& planned,
+                                const std::map<std::string, std::string>& metadata) {
+  nlohmann::json header = nlohmann::json::object();
+  if (!metadata.empty()) {
+    header["__metadata__"] = metadata;
+  }
+  std::int64_t offset = 0;
+  for (const PlannedTensor& item : planned) {
+    const TensorView& view = item.tensor->view;
+    if (header.contains(item.tensor->name)) {
+      return invalid_argument(cat("tensor ", printable(item.tensor->name), " is given twice"));
+    }
+    const std::vector<std::int64_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+    header[item.tensor->name] = {{"dtype", item.dtype->name},
+                                 {"shape", shape},
+                                 {"data_offsets", {offset, offset + item.bytes}}};
+    offset += item.bytes;
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const nlohmann::json::type_error&) {
+    return invalid_argument("a tensor name or metadata entry is not UTF-8");
+  }
+  text.append((8 - text.size() % 8) % 8, ' ');
+  return text;
+}
+
+std::string length_prefix(std::size_t length) {
+  std::string prefix(8, '\0');
+  for (std::size_t i = 0; i < prefix.size(); ++i) {
+    prefix[i] = static_cast<char>((static_cast<std::uint64_t>(length) >> (8 * i)) & 0xFFU);
+  }
+  return prefix;
+}
+
+}  // namespace
+
+Status write_safetensors(std::string_view path,
+                         const std::vector<TensorToWrite>& tensors,
+                         const std::map<std::string, std::string>& metadata) noexcept {
+  return base::at_border([&]() -> Status {
+    MOEKIT_ASSIGN_OR_RETURN(const std::vector<PlannedTensor> planned, plan_tensors(tensors));
+    MOEKIT_ASSIGN_OR_RETURN(const std::string header, header_text(planned, metadata));
+    MOEKIT_ASSIGN_OR_RETURN(base::PendingFile file, base::PendingFile::create(std::string(path)));
+    MOEKIT_RETURN_IF_ERROR(file.append(length_prefix(header.size())));
+    MOEKIT_RETURN_IF_ERROR(file.append(header));
+    for (const PlannedTensor& item : planned) {
+      MOEKIT_RETURN_IF_ERROR(
+          file.append(std::span(static_cast<const std::byte*>(item.tensor->view.data),
+                                static_cast<std::size_t>(item.bytes))));
+    }
+    return file.publish();
+  });
+}
+
+}  // namespace moekit
