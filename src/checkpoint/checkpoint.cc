@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "moekit/checkpoint.h"
+
+#include <optional>
+#include <utility>
+
+#include "base/border.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "checkpoint/json_text.h"
+#include "checkpoint/state.h"
+
+namespace moekit {
+namespace {
+
+using base::cat;
+using checkpoint::SourceFile;
+using checkpoint::WeightIndex;
+
+constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
+constexpr std::string_view kIndexName = "model.safetensors.index.json";
+constexpr std::string_view kExtension = ".safetensors";
+
+Result<std::optional<std::string>> read_if_present(const std::string& path, std::int64_t limit) {
+  if (!base::is_regular_file(path)) {
+    return std::optional<std::string>();
+  }
+  MOEKIT_ASSIGN_OR_RETURN(std::string text, base::read_text_file(path, limit));
+  return std::optional<std::string>(std::move(text));
+}
+
+Status read_configurations(const std::string& folder, Checkpoint::State& state) {
+  MOEKIT_ASSIGN_OR_RETURN(const std::optional<std::string> config,
+                          read_if_present(folder + "/config.json", checkpoint::kMaxConfigBytes));
+  MOEKIT_ASSIGN_OR_RETURN(
+      const std::optional<std::string> hf_quant_config,
+      read_if_present(folder + "/hf_quant_config.json", checkpoint::kMaxConfigBytes));
+  Result<checkpoint::ModelConfig> read = checkpoint::read_model_config(config, hf_quant_config);
+  if (!read.has_value()) {
+    return read.status().with_context(folder);
+  }
+  checkpoint::adopt_config(std::move(*read), state);
+  return {};
+}
+
+Status map_file(const std::string& folder,
+                const std::string& name,
+                const WeightIndex* index,
+                Checkpoint::State& state) {
+  const std::string path = folder + "/" + name;
+  MOEKIT_ASSIGN_OR_RETURN(base::MappedFile file, base::MappedFile::open(path));
+  state.files.push_back(std::move(file));
+  return checkpoint::add_tensors(
+      SourceFile{.name = name, .bytes = state.files.back().bytes()}, index, state);
+}
+
+/// Weight files of a folder without an index: model.safetensors, else every model*.safetensors,
+/// else the only .safetensors there is.
+Result<std::vector<std::string>> unindexed_files(const std::string& folder) {
+  MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::string> names, base::list_folder(folder));
+  std::vector<std::string> models;
+  std::vector<std::string> others;
+  for (const std::string& name : names) {
+    if (name == "model.safetensors") {
+      return std::vector<std::string>{name};
+    }
+    if (name.ends_with(kExtension)) {
+      (name.starts_with("model") ? models : others).push_back(name);
+    }
+  }
+  if (!models.empty()) {
+    return models;
+  }
+  if (others.size() != 1) {
+    return invalid_argument(cat(folder,
+                                " holds ",
+                                others.size(),
+                                " .safetensors files and neither ",
+                                kIndexName,
+                                " nor model.safetensors"));
+  }
+  return others;
+}
+
+Status map_indexed_shards(const std::string& folder,
+                          const std::string& text,
+                          Checkpoint::State& state) {
+  Result<WeightIndex> index = checkpoint::parse_weight_index(text);
+  if (!index.has_value()) {
+    return index.status().with_context(cat(folder, "/", kIndexName));
+  }
+  for (const std::string& shard : index->shards) {
+    if (!base::is_regular_file(folder + "/" + shard)) {
+      return invalid_argument(cat("missing shard ",
+                                  checkpoint::printable(shard),
+                                  " in ",
+                                  folder,
+                                  ", named by ",
+                                  kIndexName));
+    }
+    MOEKIT_RETURN_IF_ERROR(map_file(folder, shard, &*index, state));
+  }
+  for (const std::string& field : index->ignored_fields) {
+    state.summary.ignored_fields.push_back(field);
+  }
+  return checkpoint::check_index(*index, state);
+}
+
+Status open_folder(const std::string& folder, Checkpoint::State& state) {
+  MOEKIT_ASSIGN_OR_RETURN(const std::optional<std::string> index,
+                          read_if_present(cat(folder, "/", kIndexName), kMaxIndexBytes));
+  if (index.has_value()) {
+    MOEKIT_RETURN_IF_ERROR(map_indexed_shards(folder, *index, state));
+  } else {
+    MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::string> names, unindexed_files(folder));
+    for (const std::string& name : names) {
+      MOEKIT_RETURN_IF_ERROR(map_file(folder, name, nullptr, state));
+    }
+  }
+  checkpoint::find_modules(state);
+  return read_configurations(folder, state);
+}
+
+Status open_file(const std::string& path, Checkpoint::State& state) {
+  const std::string folder = base::parent_folder(path);
+  const std::string name = path.substr(path.find_last_of('/') + 1);
+  MOEKIT_RETURN_IF_ERROR(map_file(folder, name, nullptr, state));
+  checkpoint::find_modules(state);
+  // Inputs and outputs of a run may lie beside a configuration that has nothing to do with them.
+  return state.modules.empty() ? Status() : read_configurations(folder, state);
+}
+
+}  // namespace
+
+Result<Checkpoint> Checkpoint::open(std::string_view path) noexcept {
+  return base::at_border([&]() -> Result<Checkpoint> {
+    auto state = std::make_shared<State>();
+    state->summary.path = std::string(path);
+    std::string place(path);
+    while (place.size() > 1 && place.ends_with('/')) {
+      place.pop_back();
+    }
+    MOEKIT_RETURN_IF_ERROR(base::is_folder(place) ? open_folder(place, *state)
+                                                  : open_file(place, *state));
+    return Checkpoint(std::move(state));
+  });
+}
+
+const CheckpointSummary& Checkpoint::summary() const noexcept {
+  return state_->summary;
+}
+
+const std::map<std::string, NamedTensor, std::less<>>& Checkpoint::tensors() const noexcept {
+  return state_->tensors;
+}
+
+const NamedTensor* Checkpoint::find(std::string_view name) const noexcept {
+  const auto found = state_->tensors.find(name);
+  return found == state_->tensors.end() ? nullptr : &found->second;
+}
+
+Result<CheckpointLayer> Checkpoint::layer(std::int64_t layer) const noexcept {
+  return base::at_border([&]() { return checkpoint::read_layer(*state_, layer); });
+}
+
+}  // namespace moekit

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Experts stored one linear layer at a time: <module>experts.<e>.<projection>.<suffix>.
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+#include "checkpoint/json_text.h"
+#include "checkpoint/layer_weights.h"
+#include "checkpoint/schemes.h"
+
+namespace moekit::checkpoint {
+namespace {
+
+using base::cat;
+
+/// One projection of one expert.
+struct Linear {
+  WeightMatrix matrix{};
+  BiasView bias{};
+  std::optional<float> input_scale{};
+};
+
+/// The names in use and the scheme that the first projection has and all others must have.
+struct LayerNaming {
+  std::string prefix;  // `<module>experts.`
+  const ProjectionNames* projections = nullptr;
+  const LinearScheme* scheme = nullptr;
+  bool gated = true;
+};
+
+bool codes_match(const TensorReader& tensors, const std::string& base, const LinearScheme& scheme) {
+  const NamedTensor* codes = tensors.find(cat(base, scheme.codes));
+  return codes != nullptr && codes->view.dtype == scheme.codes_dtype;
+}
+
+bool scales_match(const TensorReader& tensors,
+                  const std::string& base,
+                  const LinearScheme& scheme) {
+  if (scheme.scales.empty()) {
+    return true;
+  }
+  const NamedTensor* scales = tensors.find(cat(base, scheme.scales));
+  if (scales == nullptr) {
+    return false;
+  }
+  const bool raw_e8m0 = scheme.scales_dtype == DType::kE8m0 && scales->view.dtype == DType::kU8;
+  return scales->view.dtype == scheme.scales_dtype || raw_e8m0;
+}
+
+/// The scheme of one linear layer: codes and scales decide; where no row fits both, the first whose
+/// codes fit (its missing scales are then reported by name).
+const LinearScheme* match_scheme(const TensorReader& tensors, const std::string& base) {
+  const LinearScheme* by_codes = nullptr;
+  for (const LinearScheme& scheme : kLinearSchemes) {
+    if (!codes_match(tensors, base, scheme)) {
+      continue;
+    }
+    if (scales_match(tensors, base, scheme)) {
+      return &scheme;
+    }
+    by_codes = by_codes == nullptr ? &scheme : by_codes;
+  }
+  return by_codes;
+}
+
+Status no_scheme(const TensorReader& tensors, const std::string& base) {
+  for (const ForeignSuffix& foreign : kForeignSuffixes) {
+    if (tensors.find(cat(base, foreign.suffix)) != nullptr) {
+      return unsupported(cat("tensor ",
+                             printable(cat(base, foreign.suffix)),
+                             " belongs to ",
+                             foreign.what,
+                             ", nearest supported: ",
+                             foreign.nearest));
+    }
+  }
+  const NamedTensor* weight = tensors.find(cat(base, "weight"));
+  if (weight == nullptr) {
+    return invalid_argument(cat("missing tensor ", printable(cat(base, "weight"))));
+  }
+  return unsupported(cat("tensor ",
+                         printable(weight->name),
+                         " has dtype ",
+                         dtype_name(weight->view.dtype),
+                         ", which no naming scheme stores weights in, nearest supported: bf16"));
+}
+
+Result<const LinearScheme*> require_scheme(const TensorReader& tensors, const std::string& base) {
+  // FP8 block weights are named `weight` too; their scale tensor tells them apart.
+  const LinearScheme* scheme = match_scheme(tensors, base);
+  if (scheme == nullptr) {
+    return no_scheme(tensors, base);
+  }
+  return scheme;
+}
+
+/// The one f32 of a scalar tensor, shaped [] or [1].
+Result<float> read_scalar(const TensorReader& tensors, const std::string& name) {
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* tensor, tensors.require(name));
+  const TensorView& view = tensor->view;
+  if (view.dtype != DType::kF32 || view.rank > 1 || tensor->bytes != 4) {
+    return invalid_argument(cat("tensor ",
+                                printable(name),
+                                " is ",
+                                dtype_name(view.dtype),
+                                " ",
+                                shape_text(view),
+                                ", expected one f32"));
+  }
+  float value = 0.0F;
+  std::memcpy(&value, view.data, sizeof value);
+  return value;
+}
+
+Result<float> read_global(const TensorReader& tensors,
+                          const std::string& base,
+                          const LinearScheme& scheme) {
+  if (scheme.global.empty()) {
+    return 1.0F;
+  }
+  const std::string name = cat(base, scheme.global);
+  MOEKIT_ASSIGN_OR_RETURN(const float stored, read_scalar(tensors, name));
+  if (!scheme.reciprocal) {
+    return stored;
+  }
+  if (stored == 0.0F) {
+    return invalid_argument(
+        cat("tensor ", printable(name), " is 0, and its reciprocal is the global scale"));
+  }
+  return 1.0F / stored;
+}
+
+Result<std::optional<float>> read_input_scale(const TensorReader& tensors,
+                                              const std::string& base,
+                                              const LinearScheme& scheme) {
+  const std::string name = cat(base, scheme.input_scale);
+  if (scheme.input_scale.empty() || tensors.find(name) == nullptr) {
+    return std::optional<float>();
+  }
+  MOEKIT_ASSIGN_OR_RETURN(const float stored, read_scalar(tensors, name));
+  return std::optional<float>(scheme.reciprocal ? 1.0F / stored : stored);
+}
+
+Result<WeightMatrix> read_matrix(const TensorReader& tensors,
+                                 const std::string& base,
+                                 const LinearScheme& scheme) {
+  const std::string name = cat(base, scheme.codes);
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* codes, tensors.require(name));
+  if (codes->view.rank != 2) {
+    return invalid_argument(cat(
+        "tensor ", printable(name), " has shape ", shape_text(codes->view), ", expected a matrix"));
+  }
+  WeightMatrix matrix;
+  matrix.format = scheme.format;
+  matrix.rows = codes->view.shape[0];
+  matrix.cols = codes->view.shape[1] * (scheme.codes_dtype == DType::kU8 ? 2 : 1);
+  matrix.codes = codes->view.data;
+  matrix.row_stride_bytes = code_row_bytes(scheme.format, matrix.cols);
+  if (!scheme.scales.empty()) {
+    const std::int64_t scale_cols = num_scale_cols(matrix);
+    MOEKIT_ASSIGN_OR_RETURN(
+        const NamedTensor* scales,
+        tensors.require(cat(base, scheme.scales), scheme.scales_dtype, {matrix.rows, scale_cols}));
+    matrix.scales = scales->view.data;
+    matrix.scale_row_stride_bytes = scale_cols;
+  }
+  MOEKIT_ASSIGN_OR_RETURN(matrix.global_scale, read_global(tensors, base, scheme));
+  return matrix;
+}
+
+Result<BiasView> read_bias(const TensorReader& tensors,
+                           const std::string& base,
+                           std::int64_t rows) {
+  const std::string name = cat(base, "bias");
+  const NamedTensor* found = tensors.find(name);
+  if (found == nullptr) {
+    return BiasView();
+  }
+  const DType dtype = found->view.dtype;
+  if (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32) {
+    return invalid_argument(cat("tensor ",
+                                printable(name),
+                                " has dtype ",
+                                dtype_name(dtype),
+                                ", expected bf16, f16 or f32"));
+  }
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias, tensors.require(name, dtype, {rows}));
+  return BiasView{.data = bias->view.data, .dtype = dtype, .size = rows};
+}
+
+Result<Linear> read_linear(const TensorReader& tensors,
+                           const LayerNaming& naming,
+                           const std::string& base) {
+  MOEKIT_ASSIGN_OR_RETURN(const LinearScheme* scheme, require_scheme(tensors, base));
+  if (scheme != naming.scheme) {
+    return invalid_argument(cat("mixed formats: ",
+                                printable(base),
+                                " is ",
+                                scheme->name,
+                                ", the layer's first expert is ",
+                                naming.scheme->name));
+  }
+  Linear linear;
+  MOEKIT_ASSIGN_OR_RETURN(linear.matrix, read_matrix(tensors, base, *scheme));
+  MOEKIT_ASSIGN_OR_RETURN(linear.bias, read_bias(tensors, base, linear.matrix.rows));
+  MOEKIT_ASSIGN_OR_RETURN(linear.input_scale, read_input_scale(tensors, base, *scheme));
+  return linear;
+}
+
+Result<LayerNaming> find_naming(const TensorReader& tensors, const std::string& prefix) {
+  LayerNaming naming{.prefix = prefix};
+  const std::string first = cat(prefix, "0.");
+  for (const ProjectionNames& names : kProjectionNames) {
+    if (tensors.has_prefix(cat(first, names.up, ".")) ||
+        tensors.has_prefix(cat(first, names.down, "."))) {
+      naming.projections = &names;
+      naming.gated = tensors.has_prefix(cat(first, names.gate, "."));
+      MOEKIT_ASSIGN_OR_RETURN(naming.scheme, require_scheme(tensors, cat(first, names.up, ".")));
+      return naming;
+    }
+  }
+  return invalid_argument(
+      cat("expert ", printable(first), " has neither up_proj and down_proj nor w1, w2 and w3"));
+}
+
+Status check_shape(const Linear& linear,
+                   const std::string& base,
+                   std::int64_t rows,
+                   std::int64_t cols) {
+  if (linear.matrix.rows == rows && linear.matrix.cols == cols) {
+    return {};
+  }
+  return invalid_argument(cat(printable(base),
+                              " is [",
+                              linear.matrix.rows,
+                              ", ",
+                              linear.matrix.cols,
+                              "], expected [",
+                              rows,
+                              ", ",
+                              cols,
+                              "]"));
+}
+
+/// Reads one projection, checks its shape and appends its input scale.
+Result<Linear> read_projection(const TensorReader& tensors,
+                               const LayerNaming& naming,
+                               std::int64_t expert,
+                               std::string_view projection) {
+  return read_linear(tensors, naming, cat(naming.prefix, expert, ".", projection, "."));
+}
+
+Status read_expert(const TensorReader& tensors,
+                   const LayerNaming& naming,
+                   std::int64_t expert,
+                   LayerWeights& layer) {
+  const ProjectionNames& names = *naming.projections;
+  MOEKIT_ASSIGN_OR_RETURN(const Linear up, read_projection(tensors, naming, expert, names.up));
+  MOEKIT_ASSIGN_OR_RETURN(const Linear down, read_projection(tensors, naming, expert, names.down));
+  if (expert == 0) {
+    layer.intermediate_size = up.matrix.rows;
+    layer.hidden_size = up.matrix.cols;
+    layer.gate_up_bias = up.bias.data != nullptr;
+    layer.down_bias = down.bias.data != nullptr;
+  }
+  const std::string base = cat(naming.prefix, expert, ".");
+  const std::int64_t hidden = layer.hidden_size;
+  const std::int64_t inner = layer.intermediate_size;
+  MOEKIT_RETURN_IF_ERROR(check_shape(up, cat(base, names.up), inner, hidden));
+  MOEKIT_RETURN_IF_ERROR(check_shape(down, cat(base, names.down), hidden, inner));
+  ExpertWeights weights;
+  weights.up = up.matrix;
+  weights.up_bias = up.bias;
+  weights.down = down.matrix;
+  weights.down_bias = down.bias;
+  bool same_biases = layer.gate_up_bias == (up.bias.data != nullptr) &&
+                     layer.down_bias == (down.bias.data != nullptr);
+  if (naming.gated) {
+    MOEKIT_ASSIGN_OR_RETURN(const Linear gate,
+                            read_projection(tensors, naming, expert, names.gate));
+    MOEKIT_RETURN_IF_ERROR(check_shape(gate, cat(base, names.gate), inner, hidden));
+    weights.gate = gate.matrix;
+    weights.gate_bias = gate.bias;
+    same_biases = same_biases && layer.gate_up_bias == (gate.bias.data != nullptr);
+    if (gate.input_scale.has_value()) {
+      layer.input_scales_gate.push_back(*gate.input_scale);
+    }
+  }
+  if (!same_biases) {
+    return invalid_argument(
+        cat("expert ", printable(base), " has a bias where others have none, or the reverse"));
+  }
+  if (up.input_scale.has_value()) {
+    layer.input_scales_up.push_back(*up.input_scale);
+  }
+  if (down.input_scale.has_value()) {
+    layer.input_scales_down.push_back(*down.input_scale);
+  }
+  layer.experts.push_back(weights);
+  return {};
+}
+
+/// Input scales that only some experts have say nothing about the layer; w4a16 needs none.
+void drop_partial(std::vector<float>& scales, std::int64_t num_experts) {
+  if (static_cast<std::int64_t>(scales.size()) != num_experts) {
+    scales.clear();
+  }
+}
+
+}  // namespace
+
+Result<LayerWeights> read_linear_experts(const TensorReader& tensors,
+                                         const std::string& prefix,
+                                         std::int64_t num_experts) {
+  MOEKIT_ASSIGN_OR_RETURN(const LayerNaming naming, find_naming(tensors, prefix));
+  LayerWeights layer;
+  layer.scheme = naming.scheme->name;
+  layer.prefix = prefix;
+  layer.format = naming.scheme->format;
+  layer.gated = naming.gated;
+  for (std::int64_t expert = 0; expert < num_experts; ++expert) {
+    MOEKIT_RETURN_IF_ERROR(read_expert(tensors, naming, expert, layer));
+  }
+  drop_partial(layer.input_scales_gate, num_experts);
+  drop_partial(layer.input_scales_up, num_experts);
+  drop_partial(layer.input_scales_down, num_experts);
+  return layer;
+}
+
+}  // namespace moekit::checkpoint

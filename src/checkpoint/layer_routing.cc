@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "checkpoint/layer_routing.h"
+
+#include <array>
+#include <span>
+
+#include "base/text.h"
+#include "checkpoint/json_text.h"
+#include "checkpoint/layer_weights.h"
+#include "checkpoint/model_facts.h"
+#include "checkpoint/schemes.h"
+
+namespace moekit::checkpoint {
+namespace {
+
+using base::cat;
+
+struct ScoringAlias {
+  std::string_view name;
+  Scoring scoring;
+};
+
+constexpr std::array kScoringAliases{
+    ScoringAlias{"softmax", Scoring::kSoftmax},
+    ScoringAlias{"sigmoid", Scoring::kSigmoid},
+};
+
+const NamedTensor* find_any(const TensorReader& tensors,
+                            const std::string& prefix,
+                            std::span<const std::string_view> names) {
+  for (const std::string_view name : names) {
+    if (const NamedTensor* found = tensors.find(cat(prefix, name)); found != nullptr) {
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+Status check_router_tensor(const TensorReader& tensors,
+                           const NamedTensor& tensor,
+                           std::initializer_list<std::int64_t> shape) {
+  const DType dtype = tensor.view.dtype;
+  if (dtype != DType::kF32 && dtype != DType::kBf16 && dtype != DType::kF16) {
+    return invalid_argument(cat("router tensor ",
+                                printable(tensor.name),
+                                " has dtype ",
+                                dtype_name(dtype),
+                                ", expected f32, bf16 or f16"));
+  }
+  return tensors.require(tensor.name, dtype, shape).status();
+}
+
+Status read_router_tensors(const Checkpoint::State& state,
+                           const std::string& prefix,
+                           CheckpointLayer& layer) {
+  const TensorReader tensors(state);
+  const std::int64_t experts = layer.problem.num_experts;
+  // Experts behind a latent projection are narrower than the router's input.
+  const bool latent = state.config.latent_size.has_value() && state.config.hidden_size.has_value();
+  const std::int64_t width = latent ? state.config.hidden_size->value : layer.problem.hidden_size;
+  if (const NamedTensor* weight = find_any(tensors, prefix, kRouterWeights); weight != nullptr) {
+    MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *weight, {experts, width}));
+    layer.router.weight = weight->view;
+  }
+  if (const NamedTensor* bias = find_any(tensors, prefix, kRouterBiases); bias != nullptr) {
+    MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *bias, {experts}));
+    layer.router.bias = bias->view;
+  }
+  if (const NamedTensor* bias = find_any(tensors, prefix, kCorrectionBiases); bias != nullptr) {
+    MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *bias, {experts}));
+    layer.router.correction_bias = bias->view;
+  }
+  return {};
+}
+
+bool renormalizes(const ModelConfig& config, const ModelFacts* facts) {
+  const Renormalize rule = facts != nullptr ? facts->renormalize : Renormalize::kFieldElseFalse;
+  const bool named = config.renormalize.has_value();
+  switch (rule) {
+    case Renormalize::kNever:
+      return false;
+    case Renormalize::kAlways:
+      return true;
+    case Renormalize::kFieldElseFalse:
+      return named && config.renormalize->value;
+    case Renormalize::kFieldElseTrue:
+      return !named || config.renormalize->value;
+  }
+  return false;
+}
+
+/// The scoring function and where it was found; nullopt with a reason where moekit has none.
+struct ScoringChoice {
+  std::optional<Scoring> scoring;
+  std::string origin;
+};
+
+ScoringChoice choose_scoring(const ModelConfig& config,
+                             const ModelFacts* facts,
+                             bool correction_bias) {
+  if (facts != nullptr && facts->scoring == Scoring::kSoftmaxSelected) {
+    return {facts->scoring, cat("model_type ", facts->model_type)};
+  }
+  if (config.scoring.has_value()) {
+    for (const ScoringAlias& alias : kScoringAliases) {
+      if (alias.name == config.scoring->value) {
+        return {alias.scoring, config.scoring->origin};
+      }
+    }
+    return {std::nullopt,
+            cat("scoring ", printable(config.scoring->value), " of ", config.scoring->origin)};
+  }
+  if (facts != nullptr) {
+    return {facts->scoring, cat("model_type ", facts->model_type)};
+  }
+  return correction_bias
+             ? ScoringChoice{Scoring::kSigmoid, "assumption, there is a correction bias"}
+             : ScoringChoice{Scoring::kSoftmax, "assumption, no configuration names one"};
+}
+
+/// DeepSeek-V2 scores a group by its best expert, moekit by its best two.
+bool groups_by_maximum(const ModelConfig& config) {
+  return config.topk_method.has_value() && config.topk_method->value == "group_limited_greedy";
+}
+
+Status check_groups(const Routing& routing) {
+  if (routing.num_groups < 1 || routing.num_experts % routing.num_groups != 0 ||
+      routing.top_groups < 1 || routing.top_groups > routing.num_groups) {
+    return invalid_argument(cat("n_group ",
+                                routing.num_groups,
+                                " and topk_group ",
+                                routing.top_groups,
+                                " do not divide ",
+                                routing.num_experts,
+                                " experts"));
+  }
+  const std::int64_t eligible = routing.num_experts / routing.num_groups * routing.top_groups;
+  if (routing.top_k > eligible) {
+    return invalid_argument(cat("top_k ",
+                                routing.top_k,
+                                " exceeds the ",
+                                eligible,
+                                " experts of ",
+                                routing.top_groups,
+                                " groups"));
+  }
+  return {};
+}
+
+std::string describe(const Routing& routing, std::string_view scoring, const std::string& origin) {
+  return cat("routing=",
+             scoring,
+             " groups=",
+             routing.top_groups,
+             "/",
+             routing.num_groups,
+             " renormalize=",
+             routing.renormalize,
+             " scale=",
+             routing.scale,
+             " correction_bias=",
+             routing.correction_bias,
+             " from ",
+             origin);
+}
+
+std::string_view scoring_word(Scoring scoring) {
+  switch (scoring) {
+    case Scoring::kSoftmax:
+      return "softmax";
+    case Scoring::kSigmoid:
+      return "sigmoid";
+    case Scoring::kSoftmaxSelected:
+      return "softmax_selected";
+    case Scoring::kNone:
+      break;
+  }
+  return "none";
+}
+
+Result<Routing> make_routing(const ModelConfig& config,
+                             const ModelFacts* facts,
+                             const CheckpointLayer& layer) {
+  Routing routing;
+  routing.num_experts = layer.problem.num_experts;
+  routing.top_k = layer.problem.top_k;
+  routing.num_groups = config.num_groups.has_value() ? config.num_groups->value
+                       : facts != nullptr            ? facts->num_groups
+                                                     : 1;
+  routing.top_groups = config.top_groups.has_value() ? config.top_groups->value
+                       : facts != nullptr            ? facts->top_groups
+                                                     : 1;
+  routing.renormalize = renormalizes(config, facts);
+  routing.scale =
+      static_cast<float>(config.routed_scaling.has_value() ? config.routed_scaling->value
+                         : facts != nullptr                ? facts->routed_scaling
+                                                           : 1.0);
+  routing.correction_bias = layer.router.correction_bias.data != nullptr;
+  MOEKIT_RETURN_IF_ERROR(check_groups(routing));
+  return routing;
+}
+
+}  // namespace
+
+Status read_router(const Checkpoint::State& state,
+                   const std::string& prefix,
+                   CheckpointLayer& layer) {
+  MOEKIT_RETURN_IF_ERROR(read_router_tensors(state, prefix, layer));
+  if (layer.router.weight.data == nullptr || layer.problem.top_k == 0) {
+    layer.inferred.push_back(layer.router.weight.data == nullptr
+                                 ? "routing=none: the files hold no router"
+                                 : "routing=none: no configuration names top_k");
+    return {};
+  }
+  const ModelConfig& config = state.config;
+  const ModelFacts* facts = find_model_facts(config.model_type);
+  const ScoringChoice choice =
+      choose_scoring(config, facts, layer.router.correction_bias.data != nullptr);
+  MOEKIT_ASSIGN_OR_RETURN(Routing routing, make_routing(config, facts, layer));
+  if (!choice.scoring.has_value()) {
+    layer.inferred.push_back(cat("routing=none: ", choice.origin, " is not served"));
+    return {};
+  }
+  if (groups_by_maximum(config) && routing.num_groups > 1) {
+    layer.inferred.push_back(cat(
+        "routing=none: groups by maximum, of ", config.topk_method->origin, ", are not served"));
+    return {};
+  }
+  routing.scoring = *choice.scoring;
+  layer.inferred.push_back(describe(routing, scoring_word(routing.scoring), choice.origin));
+  layer.routing = routing;
+  return {};
+}
+
+}  // namespace moekit::checkpoint

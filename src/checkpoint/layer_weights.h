@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The weights of one MoE layer as views, however the producer named and stacked them.
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moekit/experts.h"
+#include "moekit/problem.h"
+
+#include "checkpoint/state.h"
+
+namespace moekit::checkpoint {
+
+struct LayerWeights {
+  std::string_view scheme;
+  std::string prefix{};
+  Format format = Format::kBf16;
+  RowOrder row_order = RowOrder::kGateUp;
+  bool gated = true;
+  std::int64_t hidden_size = 0;
+  std::int64_t intermediate_size = 0;
+  bool gate_up_bias = false;
+  bool down_bias = false;
+  std::vector<ExpertWeights> experts{};
+  std::vector<float> input_scales_gate{};
+  std::vector<float> input_scales_up{};
+  std::vector<float> input_scales_down{};
+};
+
+/// Looks tensors up and checks them; every message names the tensor and both values.
+class TensorReader {
+ public:
+  explicit TensorReader(const Checkpoint::State& state) noexcept : state_(&state) {}
+
+  [[nodiscard]] const NamedTensor* find(std::string_view name) const;
+  [[nodiscard]] bool has_prefix(std::string_view prefix) const;
+
+  /// Errors  kInvalidArgument  missing, of a dtype without a view, or of more than four dimensions
+  [[nodiscard]] Result<const NamedTensor*> require(std::string_view name) const;
+
+  /// The same with exact dtype and shape. E8M0 scales may be stored as U8.
+  [[nodiscard]] Result<const NamedTensor*> require(std::string_view name,
+                                                   DType dtype,
+                                                   std::initializer_list<std::int64_t> shape) const;
+
+ private:
+  const Checkpoint::State* state_;
+};
+
+/// `[3, 4]`
+[[nodiscard]] std::string shape_text(const TensorView& view);
+
+/// Errors  kInvalidArgument  a tensor missing or misshapen, mixed formats, a reciprocal global of 0
+///         kUnsupported      more than 1024 experts, a quantisation without a format
+[[nodiscard]] Result<LayerWeights> read_linear_experts(const TensorReader& tensors,
+                                                       const std::string& prefix,
+                                                       std::int64_t num_experts);
+
+[[nodiscard]] Result<LayerWeights> read_stacked_experts(const TensorReader& tensors,
+                                                        const std::string& prefix,
+                                                        const ModelConfig& config);
+
+}  // namespace moekit::checkpoint

@@ -1,0 +1,583 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every committed checkpoint that a public tool wrote: the layer is what its configuration says and
+// the decoded weights are the producer's own.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "moekit/checkpoint.h"
+
+namespace moekit {
+namespace {
+
+const std::string kFolder = std::string(MOEKIT_SOURCE_DIR) + "/testdata/checkpoints/";
+
+struct Expected {
+  std::string folder;
+  std::int64_t layer;
+  std::string scheme;
+  Recipe recipe;
+  std::int64_t hidden;
+  std::int64_t intermediate;
+  std::int64_t experts;
+  std::int64_t top_k;
+  ActivationKind activation;
+  Scoring scoring;
+  bool renormalize;
+  float scale;
+  std::int64_t top_groups;
+  std::int64_t num_groups;
+};
+
+const std::vector<Expected> kExpected{
+    {"qwen3_moe_bf16",
+     1,
+     "bf16",
+     Recipe::kW16a16,
+     72,
+     56,
+     8,
+     3,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+    {"mixtral_bf16_sharded",
+     1,
+     "bf16",
+     Recipe::kW16a16,
+     56,
+     88,
+     4,
+     2,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+    {"deepseek_v3_bf16",
+     1,
+     "bf16",
+     Recipe::kW16a16,
+     88,
+     40,
+     8,
+     3,
+     ActivationKind::kSilu,
+     Scoring::kSigmoid,
+     true,
+     2.5F,
+     2,
+     4},
+    {"glm4_moe_bf16",
+     1,
+     "bf16",
+     Recipe::kW16a16,
+     104,
+     56,
+     6,
+     4,
+     ActivationKind::kSilu,
+     Scoring::kSigmoid,
+     true,
+     1.5F,
+     1,
+     1},
+    {"nemotron_h_bf16",
+     1,
+     "bf16",
+     Recipe::kW16a16,
+     80,
+     72,
+     8,
+     2,
+     ActivationKind::kRelu2,
+     Scoring::kSigmoid,
+     true,
+     2.5F,
+     1,
+     1},
+    {"gpt_oss_bf16",
+     0,
+     "bf16",
+     Recipe::kW16a16,
+     88,
+     56,
+     5,
+     3,
+     ActivationKind::kSwigluOai,
+     Scoring::kSoftmaxSelected,
+     false,
+     1.0F,
+     1,
+     1},
+    {"gpt_oss_mxfp4",
+     0,
+     "gpt_oss_mxfp4",
+     Recipe::kW4a16Mxfp4,
+     96,
+     160,
+     5,
+     3,
+     ActivationKind::kSwigluOai,
+     Scoring::kSoftmaxSelected,
+     false,
+     1.0F,
+     1,
+     1},
+    {"modelopt_nvfp4_qwen3_moe",
+     1,
+     "modelopt_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     80,
+     48,
+     6,
+     2,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+    {"modelopt_nvfp4_unequal_globals",
+     1,
+     "modelopt_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     112,
+     48,
+     4,
+     2,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+    {"modelopt_nvfp4_deepseek_v3",
+     1,
+     "modelopt_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     112,
+     48,
+     8,
+     3,
+     ActivationKind::kSilu,
+     Scoring::kSigmoid,
+     true,
+     2.5F,
+     2,
+     4},
+    {"modelopt_nvfp4_nemotron_h",
+     1,
+     "modelopt_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     80,
+     112,
+     6,
+     2,
+     ActivationKind::kRelu2,
+     Scoring::kSigmoid,
+     true,
+     2.5F,
+     1,
+     1},
+    {"modelopt_w4a16_nvfp4_glm4_moe",
+     1,
+     "modelopt_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     112,
+     80,
+     5,
+     3,
+     ActivationKind::kSilu,
+     Scoring::kSigmoid,
+     true,
+     1.5F,
+     1,
+     1},
+    {"modelopt_nvfp4_dormant_expert",
+     1,
+     "modelopt_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     48,
+     16,
+     4,
+     2,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+    {"compressed_nvfp4_qwen3_moe",
+     1,
+     "compressed_tensors_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     80,
+     48,
+     6,
+     2,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+    {"compressed_nvfp4a16_mixtral",
+     1,
+     "compressed_tensors_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     48,
+     80,
+     4,
+     2,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+    {"compressed_nvfp4_dormant_expert",
+     1,
+     "compressed_tensors_nvfp4",
+     Recipe::kW4a16Nvfp4,
+     48,
+     16,
+     4,
+     2,
+     ActivationKind::kSilu,
+     Scoring::kSoftmax,
+     true,
+     1.0F,
+     1,
+     1},
+};
+
+class RealFolder : public testing::TestWithParam<Expected> {
+ protected:
+  void SetUp() override {
+    Result<Checkpoint> opened = Checkpoint::open(kFolder + GetParam().folder);
+    ASSERT_TRUE(opened.has_value()) << opened.status().to_string();
+    checkpoint_ = std::make_unique<Checkpoint>(*opened);
+    Result<CheckpointLayer> layer = checkpoint_->layer(GetParam().layer);
+    ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+    layer_ = *layer;
+  }
+
+  std::unique_ptr<Checkpoint> checkpoint_;
+  CheckpointLayer layer_;
+};
+
+std::vector<const WeightMatrix*> matrices(const CheckpointLayer& layer) {
+  std::vector<const WeightMatrix*> all;
+  for (const ExpertWeights& expert : layer.source.experts) {
+    if (activation_is_gated(layer.problem.activation.kind)) {
+      all.push_back(&expert.gate);
+    }
+    all.push_back(&expert.up);
+    all.push_back(&expert.down);
+  }
+  return all;
+}
+
+TEST_P(RealFolder, problem_and_routing) {
+  const Expected& expected = GetParam();
+  const Problem& problem = layer_.problem;
+  EXPECT_EQ(layer_.scheme, expected.scheme);
+  EXPECT_EQ(problem.recipe, expected.recipe);
+  EXPECT_EQ(problem.hidden_size, expected.hidden);
+  EXPECT_EQ(problem.intermediate_size, expected.intermediate);
+  EXPECT_EQ(problem.num_experts, expected.experts);
+  EXPECT_EQ(problem.top_k, expected.top_k);
+  EXPECT_EQ(problem.activation.kind, expected.activation);
+  EXPECT_EQ(problem.routed_scaling, 1.0F);  // it stands on the router's weights
+  ASSERT_TRUE(layer_.routing.has_value());
+  EXPECT_EQ(layer_.routing->scoring, expected.scoring);
+  EXPECT_EQ(layer_.routing->renormalize, expected.renormalize);
+  EXPECT_EQ(layer_.routing->scale, expected.scale);
+  EXPECT_EQ(layer_.routing->num_groups, expected.num_groups);
+  EXPECT_EQ(layer_.routing->top_groups, expected.top_groups);
+  EXPECT_EQ(layer_.routing->top_k, expected.top_k);
+  EXPECT_EQ(layer_.routing->correction_bias, expected.scoring == Scoring::kSigmoid);
+  EXPECT_EQ(layer_.router.weight.shape[0], expected.experts);
+  EXPECT_EQ(layer_.router.weight.shape[1], expected.hidden);
+  const bool gpt_oss = expected.activation == ActivationKind::kSwigluOai;
+  EXPECT_EQ(problem.gate_up_bias, gpt_oss);
+  EXPECT_EQ(problem.down_bias, gpt_oss);
+  EXPECT_EQ(problem.row_order, gpt_oss ? RowOrder::kInterleaved : RowOrder::kGateUp);
+  EXPECT_EQ(layer_.router.bias.data != nullptr, gpt_oss);
+  if (gpt_oss) {
+    EXPECT_EQ(problem.activation.limit, 7.0F);
+    EXPECT_EQ(problem.activation.alpha, 1.702F);
+    EXPECT_EQ(problem.activation.beta, 1.0F);
+  }
+  EXPECT_GE(layer_.inferred.size(), 4U);
+}
+
+TEST_P(RealFolder, every_matrix_is_valid_and_has_its_shape) {
+  const std::vector<const WeightMatrix*> all = matrices(layer_);
+  const std::size_t per_expert = layer_.problem.activation.kind == ActivationKind::kRelu2 ? 2 : 3;
+  EXPECT_EQ(all.size(), per_expert * static_cast<std::size_t>(GetParam().experts));
+  for (const WeightMatrix* matrix : all) {
+    EXPECT_EQ(matrix->rows * matrix->cols, GetParam().hidden * GetParam().intermediate);
+    const Status status = validate_weights(*matrix);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+  }
+}
+
+/// The tensors of the tool's own dequantisation, by the matrix they belong to.
+const WeightMatrix* find_matrix(const CheckpointLayer& layer, const std::string& name) {
+  const ExpertWeights& expert = layer.source.experts[1];
+  if (name.find("gate_proj") != std::string::npos) {
+    return &expert.gate;
+  }
+  return name.find("up_proj") != std::string::npos ? &expert.up : &expert.down;
+}
+
+std::vector<float> row_of(const WeightMatrix& matrix, std::int64_t row) {
+  std::vector<float> out(static_cast<std::size_t>(matrix.cols));
+  EXPECT_TRUE(decode_row(matrix, row, out).ok());
+  return out;
+}
+
+/// The producer's own arithmetic: fl32(code * fl32(scale (*|/) stored global)). Codes and scales
+/// are decoded apart, by giving the other the value 1, so equality is exact.
+int compare_with_producer(const WeightMatrix& matrix, const TensorView& expected, float divisor) {
+  const std::vector<std::uint8_t> ones(static_cast<std::size_t>(matrix.row_stride_bytes), 0x22);
+  const std::vector<std::uint8_t> unit_scales(static_cast<std::size_t>(num_scale_cols(matrix)),
+                                              0x38);
+  WeightMatrix codes_only = matrix;
+  codes_only.scales = unit_scales.data();
+  codes_only.rows = 1;
+  WeightMatrix scales_only = matrix;
+  scales_only.codes = ones.data();
+  scales_only.rows = 1;
+  int compared = 0;
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    codes_only.codes =
+        static_cast<const std::uint8_t*>(matrix.codes) + row * matrix.row_stride_bytes;
+    scales_only.scales =
+        static_cast<const std::uint8_t*>(matrix.scales) + row * matrix.scale_row_stride_bytes;
+    const std::vector<float> codes = row_of(codes_only, 0);
+    const std::vector<float> scales = row_of(scales_only, 0);
+    const std::vector<float> both = row_of(matrix, row);
+    const auto* want = static_cast<const float*>(expected.data) + row * matrix.cols;
+    for (std::size_t k = 0; k < codes.size(); ++k) {
+      const float scale = divisor != 0.0F ? scales[k] / divisor : scales[k] * matrix.global_scale;
+      EXPECT_EQ(codes[k] * scale, want[k]) << row << " " << k;
+      EXPECT_EQ(codes[k] * scales[k], both[k]);
+      // And the value a kernel uses is within the producer's own two roundings.
+      const double value = static_cast<double>(both[k]) * static_cast<double>(matrix.global_scale);
+      EXPECT_LE(std::fabs(value - static_cast<double>(want[k])), std::fabs(value) * 0x1p-22);
+      ++compared;
+    }
+  }
+  return compared;
+}
+
+class ProducerWeights : public RealFolder {};
+
+TEST_P(ProducerWeights, decoded_weights_are_the_producers_own) {
+  const std::string path = kFolder + GetParam().folder + "/expected.safetensors";
+  const Result<Checkpoint> expected = Checkpoint::open(path);
+  ASSERT_TRUE(expected.has_value()) << expected.status().to_string();
+  int compared = 0;
+  int tensors = 0;
+  for (const auto& [name, tensor] : expected->tensors()) {
+    if (!name.starts_with("dequant.")) {
+      continue;
+    }
+    const WeightMatrix* matrix = find_matrix(layer_, name);
+    ASSERT_EQ(tensor.view.shape[0], matrix->rows);
+    ASSERT_EQ(tensor.view.shape[1], matrix->cols);
+    float divisor = 0.0F;
+    if (GetParam().scheme == "compressed_tensors_nvfp4") {
+      std::string stored = name.substr(std::string("dequant.").size());
+      stored.replace(stored.rfind("weight"), 6, "weight_global_scale");
+      const NamedTensor* global = checkpoint_->find(stored);
+      ASSERT_NE(global, nullptr) << stored;
+      std::memcpy(&divisor, global->view.data, sizeof divisor);
+    }
+    compared += compare_with_producer(*matrix, tensor.view, divisor);
+    ++tensors;
+  }
+  EXPECT_GE(tensors, 2);
+  EXPECT_EQ(compared, tensors * GetParam().hidden * GetParam().intermediate);
+}
+
+std::string folder_name(const testing::TestParamInfo<Expected>& info) {
+  return info.param.folder;
+}
+
+INSTANTIATE_TEST_SUITE_P(Committed, RealFolder, testing::ValuesIn(kExpected), folder_name);
+
+/// Folders with NVFP4 experts and the tool's own dequantisation, which of an expert that ModelOpt
+/// wrote with NaN scales is NaN and was left out.
+std::vector<Expected> with_dequantisation() {
+  std::vector<Expected> chosen;
+  for (const Expected& expected : kExpected) {
+    if (expected.recipe == Recipe::kW4a16Nvfp4 &&
+        std::filesystem::exists(kFolder + expected.folder + "/expected.safetensors")) {
+      chosen.push_back(expected);
+    }
+  }
+  return chosen;
+}
+
+INSTANTIATE_TEST_SUITE_P(Committed,
+                         ProducerWeights,
+                         testing::ValuesIn(with_dequantisation()),
+                         folder_name);
+
+TEST(RealFolders, tables_above_are_not_empty) {
+  EXPECT_EQ(with_dequantisation().size(), 8U);
+}
+
+float bf16_value(const void* data, std::int64_t index) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, static_cast<const std::byte*>(data) + 2 * index, sizeof bits);
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+TEST(RealFolders, no_committed_folder_is_forgotten) {
+  std::set<std::string> known;
+  for (const Expected& expected : kExpected) {
+    known.insert(expected.folder);
+  }
+  std::size_t folders = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
+    EXPECT_TRUE(known.contains(entry.path().filename().string())) << entry.path();
+    ++folders;
+  }
+  EXPECT_EQ(folders, known.size());
+}
+
+TEST(RealFolders, gpt_oss_mxfp4_decodes_to_what_transformers_unpacks) {
+  const Result<Checkpoint> opened = Checkpoint::open(kFolder + "gpt_oss_mxfp4");
+  ASSERT_TRUE(opened.has_value()) << opened.status().to_string();
+  const Result<CheckpointLayer> layer = opened->layer(0);
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  const Result<Checkpoint> expected =
+      Checkpoint::open(kFolder + "gpt_oss_mxfp4/expected.safetensors");
+  ASSERT_TRUE(expected.has_value());
+  const NamedTensor* gate_up = expected->find("dequant.model.layers.0.mlp.experts.gate_up_proj.1");
+  const NamedTensor* down = expected->find("dequant.model.layers.0.mlp.experts.down_proj.1");
+  ASSERT_NE(gate_up, nullptr);
+  ASSERT_NE(down, nullptr);
+  const ExpertWeights& expert = layer->source.experts[1];
+  int compared = 0;
+  for (std::int64_t row = 0; row < 160; ++row) {
+    const std::vector<float> gate = row_of(expert.gate, row);
+    const std::vector<float> up = row_of(expert.up, row);
+    for (std::int64_t k = 0; k < 96; ++k) {  // stored [K, N], N = g0 u0 g1 u1 ...
+      const auto i = static_cast<std::size_t>(k);
+      ASSERT_EQ(gate[i], bf16_value(gate_up->view.data, k * 320 + 2 * row));
+      ASSERT_EQ(up[i], bf16_value(gate_up->view.data, k * 320 + 2 * row + 1));
+      ++compared;
+    }
+  }
+  for (std::int64_t row = 0; row < 96; ++row) {
+    const std::vector<float> values = row_of(expert.down, row);
+    for (std::int64_t k = 0; k < 160; ++k) {
+      ASSERT_EQ(values[static_cast<std::size_t>(k)], bf16_value(down->view.data, k * 96 + row));
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, 2 * 96 * 160);
+}
+
+TEST(RealFolders, gpt_oss_bf16_views_are_the_transposed_interleaved_tensors) {
+  const Result<Checkpoint> opened = Checkpoint::open(kFolder + "gpt_oss_bf16");
+  ASSERT_TRUE(opened.has_value());
+  const Result<CheckpointLayer> layer = opened->layer(0);
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  const NamedTensor* gate_up = opened->find("model.layers.0.mlp.experts.gate_up_proj");
+  const NamedTensor* down = opened->find("model.layers.0.mlp.experts.down_proj");
+  const NamedTensor* bias = opened->find("model.layers.0.mlp.experts.gate_up_proj_bias");
+  const ExpertWeights& expert = layer->source.experts[3];
+  for (std::int64_t row = 0; row < 56; ++row) {
+    const std::vector<float> up = row_of(expert.up, row);
+    for (std::int64_t k = 0; k < 88; ++k) {
+      ASSERT_EQ(up[static_cast<std::size_t>(k)],
+                bf16_value(gate_up->view.data, (3 * 88 + k) * 112 + 2 * row + 1));
+    }
+    ASSERT_EQ(expert.up_bias.stride, 2);
+    ASSERT_EQ(bf16_value(expert.up_bias.data, 2 * row),
+              bf16_value(bias->view.data, 3 * 112 + 2 * row + 1));
+  }
+  for (std::int64_t row = 0; row < 88; ++row) {
+    const std::vector<float> values = row_of(expert.down, row);
+    for (std::int64_t k = 0; k < 56; ++k) {
+      ASSERT_EQ(values[static_cast<std::size_t>(k)],
+                bf16_value(down->view.data, (3 * 56 + k) * 88 + row));
+    }
+  }
+}
+
+TEST(RealFolders, experts_of_one_layer_lie_in_different_shards) {
+  const Result<Checkpoint> opened = Checkpoint::open(kFolder + "mixtral_bf16_sharded/");
+  ASSERT_TRUE(opened.has_value());
+  EXPECT_EQ(opened->summary().num_files, 3);
+  EXPECT_EQ(opened->summary().moe_layers, (std::vector<std::int64_t>{0, 1}));
+  EXPECT_EQ(opened->find("model.layers.0.block_sparse_moe.experts.0.w1.weight")->file,
+            "model-00001-of-00003.safetensors");
+  EXPECT_EQ(opened->find("model.layers.0.block_sparse_moe.experts.0.w3.weight")->file,
+            "model-00002-of-00003.safetensors");
+  const Result<CheckpointLayer> layer = opened->layer(0);
+  ASSERT_TRUE(layer.has_value());
+  const NamedTensor* w3 = opened->find("model.layers.0.block_sparse_moe.experts.2.w3.weight");
+  EXPECT_EQ(layer->source.experts[2].up.codes, w3->view.data);
+}
+
+TEST(RealFolders, summary_names_model_quantisation_and_ignored_fields) {
+  const Result<Checkpoint> opened = Checkpoint::open(kFolder + "modelopt_nvfp4_qwen3_moe");
+  ASSERT_TRUE(opened.has_value());
+  const CheckpointSummary& summary = opened->summary();
+  EXPECT_EQ(summary.model_type, "qwen3_moe, Qwen3MoeForCausalLM");
+  EXPECT_EQ(summary.quantization, "modelopt NVFP4");
+  const auto ignored = [&](const std::string& name) {
+    return std::find(summary.ignored_fields.begin(), summary.ignored_fields.end(), name) !=
+           summary.ignored_fields.end();
+  };
+  EXPECT_TRUE(ignored("config.json rope_parameters"));
+  EXPECT_TRUE(ignored("hf_quant_config.json quantization.exclude_modules"));
+  EXPECT_FALSE(ignored("config.json num_experts_per_tok"));
+}
+
+TEST(RealFolders, a_dense_layer_is_refused_with_the_list_of_moe_layers) {
+  const Result<Checkpoint> opened = Checkpoint::open(kFolder + "qwen3_moe_bf16");
+  ASSERT_TRUE(opened.has_value());
+  const Result<CheckpointLayer> layer = opened->layer(0);
+  EXPECT_EQ(layer.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(layer.status().message(), "no MoE layer 0; MoE layers: 1");
+}
+
+TEST(RealFolders, input_scales_where_the_checkpoint_has_them) {
+  const auto count = [](const std::string& folder) {
+    const Result<Checkpoint> opened = Checkpoint::open(kFolder + folder);
+    EXPECT_TRUE(opened.has_value());
+    const Result<CheckpointLayer> layer = opened->layer(1);
+    EXPECT_TRUE(layer.has_value());
+    return layer->input_scales_gate.size() + layer->input_scales_up.size() +
+           layer->input_scales_down.size();
+  };
+  EXPECT_EQ(count("modelopt_nvfp4_qwen3_moe"), 18U);
+  EXPECT_EQ(count("compressed_nvfp4_qwen3_moe"), 18U);
+  EXPECT_EQ(count("modelopt_nvfp4_nemotron_h"), 12U);
+  EXPECT_EQ(count("compressed_nvfp4a16_mixtral"), 0U);
+  EXPECT_EQ(count("modelopt_w4a16_nvfp4_glm4_moe"), 0U);
+}
+
+}  // namespace
+}  // namespace moekit
