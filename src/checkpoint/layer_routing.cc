@@ -207,9 +207,9 @@ Status read_router(const Checkpoint::State& state,
                    CheckpointLayer& layer) {
   MOEKIT_RETURN_IF_ERROR(read_router_tensors(state, prefix, layer));
   if (layer.router.weight.data == nullptr || layer.problem.top_k == 0) {
-    layer.inferred.push_back(layer.router.weight.data == nullptr
-                                 ? "routing=none: the files hold no router"
-                                 : "routing=none: no configuration names top_k");
+    layer.inferred.emplace_back(layer.router.weight.data == nullptr
+                                    ? "routing=none: the files hold no router"
+                                    : "routing=none: no configuration names top_k");
     return {};
   }
   const ModelConfig& config = state.config;

@@ -505,22 +505,22 @@ TEST(RealFolders, gpt_oss_bf16_views_are_the_transposed_interleaved_tensors) {
   const NamedTensor* gate_up = opened->find("model.layers.0.mlp.experts.gate_up_proj");
   const NamedTensor* down = opened->find("model.layers.0.mlp.experts.down_proj");
   const NamedTensor* bias = opened->find("model.layers.0.mlp.experts.gate_up_proj_bias");
-  const ExpertWeights& expert = layer->source.experts[3];
+  const ExpertWeights& expert = layer->source.experts[3];  // begins at rows 3 * 88, 3 * 112, 3 * 56
   for (std::int64_t row = 0; row < 56; ++row) {
     const std::vector<float> up = row_of(expert.up, row);
     for (std::int64_t k = 0; k < 88; ++k) {
       ASSERT_EQ(up[static_cast<std::size_t>(k)],
-                bf16_value(gate_up->view.data, (3 * 88 + k) * 112 + 2 * row + 1));
+                bf16_value(gate_up->view.data, (264 + k) * 112 + 2 * row + 1));
     }
     ASSERT_EQ(expert.up_bias.stride, 2);
     ASSERT_EQ(bf16_value(expert.up_bias.data, 2 * row),
-              bf16_value(bias->view.data, 3 * 112 + 2 * row + 1));
+              bf16_value(bias->view.data, 336 + 2 * row + 1));
   }
   for (std::int64_t row = 0; row < 88; ++row) {
     const std::vector<float> values = row_of(expert.down, row);
     for (std::int64_t k = 0; k < 56; ++k) {
       ASSERT_EQ(values[static_cast<std::size_t>(k)],
-                bf16_value(down->view.data, (3 * 56 + k) * 88 + row));
+                bf16_value(down->view.data, (168 + k) * 88 + row));
     }
   }
 }
