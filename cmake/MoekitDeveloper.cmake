@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# What developers build beside the library: tests, benches, fuzz targets, the export check.
+# What developers build beside the library: tests, fuzz targets, the export check (benches: bench/CMakeLists.txt).
 #   x_test.cc                 label `unit`
 #   x_LABEL_test.cc           that label, one of MOEKIT_TEST_LABELS; one program per layer and label
-#   kernels/FAMILY/bench.cc   program moekit_FAMILY_bench (Google Benchmark)
 #   x_fuzz.cc                 program moekit_x_fuzz (libFuzzer, with MOEKIT_FUZZ)
 set(MOEKIT_TEST_LABELS property golden stress slow gpu nvrtc)
 
@@ -47,17 +46,6 @@ function(moekit_exports)
   set_target_properties(moekit_exports PROPERTIES LINKER_LANGUAGE CXX)
 endfunction()
 
-function(moekit_benches)
-  file(GLOB benches CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/kernels/*/bench.cc")
-  foreach(bench IN LISTS benches)
-    find_package(benchmark REQUIRED)
-    cmake_path(GET bench PARENT_PATH folder)
-    cmake_path(GET folder FILENAME family)
-    add_executable(moekit_${family}_bench ${bench})
-    target_link_libraries(moekit_${family}_bench PRIVATE moekit moekit_options benchmark::benchmark_main)
-  endforeach()
-endfunction()
-
 function(moekit_fuzzers)
   file(GLOB_RECURSE fuzzers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*_fuzz.cc")
   foreach(fuzzer IN LISTS fuzzers)
@@ -71,7 +59,6 @@ endfunction()
 
 moekit_layer_tests()
 moekit_exports()
-moekit_benches()
 if(MOEKIT_FUZZ)
   moekit_fuzzers()
 endif()
