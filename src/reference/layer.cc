@@ -106,7 +106,12 @@ ProjectionRow projection_row(const WeightMatrix& matrix,
                              const BiasView& bias,
                              std::int64_t row,
                              std::vector<float>& storage) {
-  decode_weight_row(matrix, row, storage.data());
+  if (matrix.global_scale == 0.0F) {
+    // Dormant experts exist: a global of 0 makes the matrix 0, and nothing is said of its scales.
+    std::fill_n(storage.begin(), matrix.cols, 0.0F);
+  } else {
+    decode_weight_row(matrix, row, storage.data());
+  }
   return {storage.data(),
           sum_of_magnitudes(storage.data(), matrix.cols),
           static_cast<double>(matrix.global_scale),

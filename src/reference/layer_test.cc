@@ -195,6 +195,23 @@ TEST(Layer, EveryRecipeAgreesWithPlainScalarCode) {
   }
 }
 
+TEST(Layer, ZeroGlobalIsZeroWhateverTheScalesHold) {
+  Problem problem;
+  problem.num_experts = 1;
+  problem.top_k = 1;
+  problem.hidden_size = 16;
+  problem.intermediate_size = 16;
+  problem.recipe = Recipe::kW4a16Nvfp4;
+  LayerFixture layer = LayerFixture::make(problem, 2, 1);
+  const std::vector<unsigned char> nan_scales(16, 0x7F);
+  layer.source.experts[0].up.scales = nan_scales.data();
+  layer.source.experts[0].up.global_scale = 0.0F;
+  const auto out = evaluate_layer({layer.problem, layer.source, layer.arguments}, {0, 1});
+  for (const double value : out) {
+    EXPECT_EQ(value, 0.0);
+  }
+}
+
 TEST(Weights, GroupOffsetAndShortGroups) {
   // Columns 8..31 of a row of 40 with scales 1, 2, 4 per 16: a shard that begins inside group 0.
   const std::vector<unsigned char> codes(12, 0x22);              // every code 1.0
@@ -221,7 +238,7 @@ TEST(Weights, GroupOffsetAndShortGroups) {
 }
 
 TEST(Weights, TransposedBf16AndStridedRows) {
-  std::vector<std::uint16_t> storage(8 * 5);
+  std::vector<std::uint16_t> storage(40);  // 8 columns, 5 rows
   for (std::size_t i = 0; i < storage.size(); ++i) {
     storage[i] = static_cast<std::uint16_t>(0x3F80 + i);
   }
