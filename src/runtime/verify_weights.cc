@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/verify_weights.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/text.h"
+#include "device/numerics/bf16.h"
+#include "runtime/verify_buffers.h"
+
+namespace moekit::verify {
+namespace {
+
+// Experts whose bytes are generated; a prime, so that no stride over experts meets equal ones.
+constexpr std::int64_t kDistinctExperts = 13;
+// Layers with more weights than this share bytes, and are not held a second time in fused order.
+constexpr std::int64_t kSharedAbove = std::int64_t{1} << 20;
+constexpr std::int64_t kFusedBytes = std::int64_t{16} << 20;
+// Root mean square of evenly drawn E2M1 codes: sqrt(68.5 / 8).
+constexpr float kCodeDeviation = 2.9F;
+// Bytes between the rows of strided storage; not a multiple of any vector width.
+constexpr std::int64_t kRowGap = 24;
+
+struct MatrixShape {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  float deviation = 1.0F;  // wanted of a weight
+};
+
+class Generator {
+ public:
+  Generator(const VerifyCase& verify_case, const Quirks& quirks, CaseWeights& weights)
+      : problem_(verify_case.problem),
+        format_(recipe_info(verify_case.problem.recipe).weights),
+        quirks_(quirks),
+        weights_(weights),
+        random_(verify_case.seed * 0x2545F4914F6CDD1DU + 1) {}
+
+  Status fill() {
+    const std::int64_t volume =
+        problem_.num_experts * 3 * problem_.hidden_size * problem_.intermediate_size;
+    const std::int64_t distinct = volume > kSharedAbove
+                                      ? std::min(problem_.num_experts, kDistinctExperts)
+                                      : problem_.num_experts;
+    std::vector<ExpertWeights> sets(static_cast<std::size_t>(distinct));
+    for (ExpertWeights& set : sets) {
+      MOEKIT_ASSIGN_OR_RETURN(set.gate, make_matrix(gate_up_shape()));
+      MOEKIT_ASSIGN_OR_RETURN(set.up, make_matrix(gate_up_shape()));
+      MOEKIT_ASSIGN_OR_RETURN(set.down, make_matrix(down_shape()));
+    }
+    for (std::int64_t e = 0; e < problem_.num_experts; ++e) {
+      ExpertWeights expert = sets[static_cast<std::size_t>(e % distinct)];
+      vary_globals(expert);
+      if (quirks_.weights == WeightQuirk::kDormantExpert && e % 2 == 1) {
+        make_dormant(expert, e / 2 % 4);
+      }
+      add_biases(expert);
+      if (!activation_is_gated(problem_.activation.kind)) {
+        expert.gate = {};
+        expert.gate_bias = {};
+      }
+      weights_.source.experts.push_back(expert);
+    }
+    return {};
+  }
+
+ private:
+  [[nodiscard]] MatrixShape gate_up_shape() const {
+    // h has a deviation of 1.5: both sides of every activation, some values beyond a limit.
+    return {problem_.intermediate_size,
+            problem_.hidden_size,
+            1.5F / std::sqrt(static_cast<float>(problem_.hidden_size))};
+  }
+
+  [[nodiscard]] MatrixShape down_shape() const {
+    return {problem_.hidden_size,
+            problem_.intermediate_size,
+            1.0F / std::sqrt(static_cast<float>(problem_.intermediate_size))};
+  }
+
+  std::byte* allocate(std::int64_t bytes) {
+    weights_.storage.emplace_back(static_cast<std::size_t>(bytes));
+    return weights_.storage.back().data();
+  }
+
+  Result<WeightMatrix> make_matrix(const MatrixShape& shape) {
+    WeightMatrix matrix;
+    matrix.format = format_;
+    matrix.rows = shape.rows;
+    matrix.cols = shape.cols;
+    const std::int64_t gap = quirks_.views == ViewQuirk::kStrided ? kRowGap : 0;
+    const std::int64_t code_bytes = code_row_bytes(format_, shape.cols);
+    const std::int64_t scale_bytes = num_scale_cols(matrix);
+    matrix.row_stride_bytes = code_bytes + gap;
+    matrix.scale_row_stride_bytes = scale_bytes == 0 ? 0 : scale_bytes + gap;
+    const std::size_t values = static_cast<std::size_t>(shape.rows * code_bytes);
+    std::vector<std::byte> codes(values);
+    std::vector<std::byte> scales(static_cast<std::size_t>(shape.rows * scale_bytes));
+    if (encoded()) {
+      MOEKIT_RETURN_IF_ERROR(encode(shape, codes, scales, matrix.global_scale));
+    } else {
+      draw(shape, codes, scales, matrix.global_scale);
+    }
+    if (quirks_.weights == WeightQuirk::kTransposed) {
+      transpose(codes, matrix);
+      return matrix;
+    }
+    matrix.codes = spread(codes, shape.rows, code_bytes, gap);
+    matrix.scales = scale_bytes == 0 ? nullptr : spread(scales, shape.rows, scale_bytes, gap);
+    return matrix;
+  }
+
+  [[nodiscard]] bool encoded() const {
+    return format_ == Format::kBf16 || quirks_.weights == WeightQuirk::kEncoded ||
+           quirks_.weights == WeightQuirk::kUnequalGlobals ||
+           quirks_.weights == WeightQuirk::kDormantExpert;
+  }
+
+  Status encode(const MatrixShape& shape,
+                std::vector<std::byte>& codes,
+                std::vector<std::byte>& scales,
+                float& global) {
+    std::vector<float> values(static_cast<std::size_t>(shape.rows * shape.cols));
+    // Only bf16 comes here with these two: every exponent down to the subnormals.
+    const bool wide =
+        quirks_.weights == WeightQuirk::kWideScales || quirks_.weights == WeightQuirk::kRawCodes;
+    for (float& value : values) {
+      value = random_.normal() * shape.deviation;
+      value = wide ? std::ldexp(value, -static_cast<int>(random_.below(135))) : value;
+    }
+    if (quirks_.weights == WeightQuirk::kZeroScales) {
+      for (std::size_t i = 0; i < values.size(); i += 3) {
+        values[i] = i % 2 == 0 ? 0.0F : -0.0F;
+      }
+    }
+    EncodedWeights encoding{codes, scales, 1.0F};
+    MOEKIT_RETURN_IF_ERROR(encode_weights(format_, values, shape.rows, encoding));
+    global = encoding.global_scale;
+    return {};
+  }
+
+  // Codes and scales straight from the generator, of the quirk's kind.
+  void draw(const MatrixShape& shape,
+            std::vector<std::byte>& codes,
+            std::vector<std::byte>& scales,
+            float& global) {
+    for (std::byte& code : codes) {
+      code = static_cast<std::byte>(random_.next());
+    }
+    const float step = shape.deviation / kCodeDeviation;
+    const int exponent = 127 + static_cast<int>(std::floor(std::log2(step)));
+    for (std::byte& scale : scales) {
+      scale = format_ == Format::kNvfp4 ? draw_e4m3() : draw_e8m0(exponent);
+    }
+    if (quirks_.weights == WeightQuirk::kZeroScales) {
+      blank_groups(shape, codes, scales);
+    }
+    if (format_ == Format::kNvfp4) {
+      global = step / typical_e4m3();
+    }
+  }
+
+  std::byte draw_e4m3() {
+    switch (quirks_.weights) {
+      case WeightQuirk::kSubnormalScales:
+        return static_cast<std::byte>(1 + random_.below(random_.below(4) == 0 ? 16 : 7));
+      case WeightQuirk::kWideScales:
+        return static_cast<std::byte>(random_.below(0x7F));
+      default:
+        return static_cast<std::byte>(0x28 + random_.below(0x20));  // 2^-2 ... 3.75
+    }
+  }
+
+  // The root mean square of what draw_e4m3 draws, to a factor of two.
+  [[nodiscard]] float typical_e4m3() const {
+    switch (quirks_.weights) {
+      case WeightQuirk::kSubnormalScales:
+        return 0x1p-7F;
+      case WeightQuirk::kWideScales:
+        return 128.0F;
+      default:
+        return 2.0F;
+    }
+  }
+
+  std::byte draw_e8m0(int exponent) {
+    switch (quirks_.weights) {
+      case WeightQuirk::kSubnormalScales:
+        return static_cast<std::byte>(random_.below(4) == 0 ? random_.below(10) : exponent);
+      case WeightQuirk::kWideScales:
+        return static_cast<std::byte>(std::max<std::int64_t>(0, exponent + 1 - random_.below(120)));
+      default:
+        return static_cast<std::byte>(exponent + 1 - random_.below(4));
+    }
+  }
+
+  // Every third group is 0: by its scale, written as 0 and as -0, or by its codes.
+  void blank_groups(const MatrixShape& shape,
+                    std::vector<std::byte>& codes,
+                    std::vector<std::byte>& scales) {
+    const std::int64_t group_bytes = format_info(format_).group_size / 2;
+    const std::int64_t code_bytes = code_row_bytes(format_, shape.cols);
+    const std::int64_t scale_cols = static_cast<std::int64_t>(scales.size()) / shape.rows;
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(scales.size()); i += 3) {
+      if (format_ == Format::kNvfp4) {
+        scales[static_cast<std::size_t>(i)] = i % 2 == 0 ? std::byte{0x00} : std::byte{0x80};
+        continue;
+      }
+      scales[static_cast<std::size_t>(i)] = std::byte{0};
+      const std::int64_t begin = i % scale_cols * group_bytes;
+      const std::int64_t end = std::min(begin + group_bytes, code_bytes);
+      std::fill(codes.begin() + i / scale_cols * code_bytes + begin,
+                codes.begin() + i / scale_cols * code_bytes + end,
+                std::byte{0x80});
+    }
+  }
+
+  // Rows `gap` bytes apart, the gap filled with what would decode to large values.
+  const void* spread(const std::vector<std::byte>& rows,
+                     std::int64_t num_rows,
+                     std::int64_t row_bytes,
+                     std::int64_t gap) {
+    std::byte* out = allocate(num_rows * (row_bytes + gap));
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      std::byte* row = out + r * (row_bytes + gap);
+      std::memcpy(row, rows.data() + r * row_bytes, static_cast<std::size_t>(row_bytes));
+      std::fill_n(row + row_bytes, gap, std::byte{0x7E});
+    }
+    return out;
+  }
+
+  void transpose(const std::vector<std::byte>& codes, WeightMatrix& matrix) {
+    std::byte* out = allocate(static_cast<std::int64_t>(codes.size()));
+    for (std::int64_t r = 0; r < matrix.rows; ++r) {
+      for (std::int64_t c = 0; c < matrix.cols; ++c) {
+        std::memcpy(out + (c * matrix.rows + r) * 2, codes.data() + (r * matrix.cols + c) * 2, 2);
+      }
+    }
+    matrix.codes = out;
+    matrix.row_stride_bytes = 2;
+    matrix.col_stride_elems = matrix.rows;
+  }
+
+  void vary_globals(ExpertWeights& expert) {
+    const bool unequal = quirks_.weights == WeightQuirk::kUnequalGlobals;
+    if (format_ == Format::kBf16 || (format_ == Format::kMxfp4 && !unequal)) {
+      return;
+    }
+    for (WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+      const float exponent = (random_.uniform() - 0.5F) * (unequal ? 2.0F : 0.4F);
+      matrix->global_scale *= std::pow(10.0F, exponent);
+    }
+  }
+
+  // `which`: gate, up or down alone, or all three.
+  void make_dormant(ExpertWeights& expert, std::int64_t which) {
+    WeightMatrix* const matrices[] = {&expert.gate, &expert.up, &expert.down};
+    for (std::int64_t m = 0; m < 3; ++m) {
+      if (which == 3 || which == m) {
+        blank(*matrices[m]);
+      }
+    }
+  }
+
+  // A global of 0 over NaN scales, as producers write it, or zero elements.
+  void blank(WeightMatrix& matrix) {
+    if (format_ == Format::kBf16) {
+      matrix.codes = allocate(matrix.rows * matrix.row_stride_bytes);
+      return;
+    }
+    matrix.global_scale = 0.0F;
+    std::byte* scales = allocate(matrix.rows * matrix.scale_row_stride_bytes);
+    std::fill_n(scales,
+                matrix.rows * matrix.scale_row_stride_bytes,
+                format_ == Format::kNvfp4 ? std::byte{0x7F} : std::byte{0xFF});
+    matrix.scales = scales;
+  }
+
+  void add_biases(ExpertWeights& expert) {
+    if (problem_.gate_up_bias) {
+      expert.gate_bias = make_bias(problem_.intermediate_size);
+      expert.up_bias = make_bias(problem_.intermediate_size);
+    }
+    if (problem_.down_bias) {
+      expert.down_bias = make_bias(problem_.hidden_size);
+    }
+  }
+
+  BiasView make_bias(std::int64_t size) {
+    BiasView bias;
+    bias.size = size;
+    bias.dtype = quirks_.biases == BiasQuirk::kF32
+                     ? DType::kF32
+                     : (quirks_.biases == BiasQuirk::kBf16 ? DType::kBf16 : DType::kF16);
+    bias.stride = quirks_.biases == BiasQuirk::kF16Strided ? 3 : 1;
+    const std::int64_t width = dtype_bits(bias.dtype) / 8;
+    std::byte* out = allocate(size * bias.stride * width);
+    std::fill_n(out, size * bias.stride * width, std::byte{0x7B});
+    for (std::int64_t i = 0; i < size; ++i) {
+      const float value = random_.normal() * 0.5F;
+      const std::uint16_t half =
+          bias.dtype == DType::kBf16 ? device::bf16_from_f32(value) : device::f16_from_f32(value);
+      if (bias.dtype == DType::kF32) {
+        std::memcpy(out + i * 4, &value, 4);
+      } else {
+        std::memcpy(out + i * bias.stride * 2, &half, 2);
+      }
+    }
+    bias.data = out;
+    return bias;
+  }
+
+  const Problem& problem_;
+  Format format_;
+  const Quirks& quirks_;
+  CaseWeights& weights_;
+  Random random_;
+};
+
+// The row of a fused gate_up tensor that holds row `row` of gate or up.
+std::int64_t fused_row(const Problem& problem, bool is_gate, std::int64_t row) {
+  if (!activation_is_gated(problem.activation.kind)) {
+    return row;
+  }
+  switch (problem.row_order) {
+    case RowOrder::kInterleaved:
+      return 2 * row + (is_gate ? 0 : 1);
+    case RowOrder::kUpGate:
+      return is_gate ? problem.intermediate_size + row : row;
+    case RowOrder::kGateUp:
+      break;
+  }
+  return is_gate ? row : problem.intermediate_size + row;
+}
+
+// Copies of the experts' rows in an engine's fused order.
+class Fuser {
+ public:
+  Fuser(const Problem& problem, CaseWeights& weights) : problem_(problem), weights_(weights) {}
+
+  Result<ExpertsSource> fuse() {
+    const ExpertWeights& first = weights_.source.experts.front();
+    const std::int64_t gate_up_rows = problem_.num_experts * num_gate_up_rows(problem_);
+    const std::int64_t down_rows = problem_.num_experts * problem_.hidden_size;
+    FusedExperts fused;
+    fused.format = first.up.format;
+    std::byte* gate_up = allocate(gate_up_rows * code_bytes(first.up));
+    std::byte* gate_up_scales = allocate(gate_up_rows * num_scale_cols(first.up));
+    std::byte* down = allocate(down_rows * code_bytes(first.down));
+    std::byte* down_scales = allocate(down_rows * num_scale_cols(first.down));
+    fused.gate_up_bias = make_bias(first.up_bias, gate_up_rows);
+    fused.down_bias = make_bias(first.down_bias, down_rows);
+    for (std::int64_t e = 0; e < problem_.num_experts; ++e) {
+      const ExpertWeights& expert = weights_.source.experts[static_cast<std::size_t>(e)];
+      const std::int64_t base = e * num_gate_up_rows(problem_);
+      for (std::int64_t r = 0; r < problem_.intermediate_size; ++r) {
+        const std::int64_t up_row = base + fused_row(problem_, false, r);
+        copy_row(expert.up, r, gate_up, gate_up_scales, up_row);
+        copy_bias(expert.up_bias, r, fused.gate_up_bias, up_row);
+        if (activation_is_gated(problem_.activation.kind)) {
+          const std::int64_t gate_row = base + fused_row(problem_, true, r);
+          copy_row(expert.gate, r, gate_up, gate_up_scales, gate_row);
+          copy_bias(expert.gate_bias, r, fused.gate_up_bias, gate_row);
+        }
+      }
+      for (std::int64_t r = 0; r < problem_.hidden_size; ++r) {
+        copy_row(expert.down, r, down, down_scales, e * problem_.hidden_size + r);
+        copy_bias(expert.down_bias, r, fused.down_bias, e * problem_.hidden_size + r);
+      }
+      gate_globals_.push_back(expert.gate.global_scale);
+      up_globals_.push_back(expert.up.global_scale);
+      down_globals_.push_back(expert.down.global_scale);
+    }
+    fused.gate_up_codes = gate_up;
+    fused.down_codes = down;
+    if (format_info(fused.format).scale.has_value()) {
+      fused.gate_up_scales = gate_up_scales;
+      fused.down_scales = down_scales;
+      fused.gate_globals = gate_globals_;
+      fused.up_globals = up_globals_;
+      fused.down_globals = down_globals_;
+    }
+    return split_fused(problem_, fused);
+  }
+
+ private:
+  static std::int64_t code_bytes(const WeightMatrix& matrix) {
+    return code_row_bytes(matrix.format, matrix.cols);
+  }
+
+  std::byte* allocate(std::int64_t bytes) {
+    weights_.storage.emplace_back(static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)));
+    return weights_.storage.back().data();
+  }
+
+  BiasView make_bias(const BiasView& like, std::int64_t size) {
+    if (like.data == nullptr) {
+      return {};
+    }
+    const std::int64_t width = dtype_bits(like.dtype) / 8;
+    return {allocate(size * like.stride * width), like.dtype, size, like.stride};
+  }
+
+  static void copy_row(const WeightMatrix& matrix,
+                       std::int64_t row,
+                       std::byte* codes,
+                       std::byte* scales,
+                       std::int64_t to) {
+    const std::int64_t bytes = code_bytes(matrix);
+    std::memcpy(codes + to * bytes,
+                static_cast<const std::byte*>(matrix.codes) + row * matrix.row_stride_bytes,
+                static_cast<std::size_t>(bytes));
+    const std::int64_t cols = num_scale_cols(matrix);
+    if (cols != 0) {
+      std::memcpy(
+          scales + to * cols,
+          static_cast<const std::byte*>(matrix.scales) + row * matrix.scale_row_stride_bytes,
+          static_cast<std::size_t>(cols));
+    }
+  }
+
+  static void copy_bias(const BiasView& from,
+                        std::int64_t index,
+                        const BiasView& to,
+                        std::int64_t to_index) {
+    if (from.data == nullptr) {
+      return;
+    }
+    const std::int64_t width = dtype_bits(from.dtype) / 8;
+    // Our own storage of `to` stands behind a const view.
+    auto* out = static_cast<std::byte*>(const_cast<void*>(to.data));
+    std::memcpy(out + to_index * to.stride * width,
+                static_cast<const std::byte*>(from.data) + index * from.stride * width,
+                static_cast<std::size_t>(width));
+  }
+
+  const Problem& problem_;
+  CaseWeights& weights_;
+  std::vector<float> gate_globals_;
+  std::vector<float> up_globals_;
+  std::vector<float> down_globals_;
+};
+
+bool can_be_fused(const Problem& problem, const Quirks& quirks) {
+  const std::int64_t bytes =
+      problem.num_experts * 3 * problem.hidden_size *
+      code_row_bytes(recipe_info(problem.recipe).weights, problem.intermediate_size);
+  return quirks.weights != WeightQuirk::kTransposed && quirks.views == ViewQuirk::kContiguous &&
+         bytes <= kFusedBytes;
+}
+
+}  // namespace
+
+std::uint64_t CaseWeights::hash() const noexcept {
+  std::uint64_t hash = 0;
+  for (const std::vector<std::byte>& bytes : storage) {
+    hash = hash_bytes(bytes, hash);
+  }
+  return hash;
+}
+
+Result<CaseWeights> make_weights(const VerifyCase& verify_case, const Quirks& quirks) {
+  CaseWeights weights;
+  MOEKIT_RETURN_IF_ERROR(Generator(verify_case, quirks, weights).fill());
+  weights.prepared = weights.source;
+  if (can_be_fused(verify_case.problem, quirks)) {
+    MOEKIT_ASSIGN_OR_RETURN(weights.prepared, Fuser(verify_case.problem, weights).fuse());
+  }
+  return weights;
+}
+
+}  // namespace moekit::verify
