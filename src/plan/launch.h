@@ -38,6 +38,19 @@ struct KernelSource {
 /// The dotted name with `_` for `.`.
 [[nodiscard]] std::string entry_symbol(std::string_view kernel);
 
+/// Every arch that kernels are compiled for.
+inline constexpr std::array<Arch, 7> kCudaArchs = {Arch::kSm80,
+                                                   Arch::kSm86,
+                                                   Arch::kSm89,
+                                                   Arch::kSm90a,
+                                                   Arch::kSm100a,
+                                                   Arch::kSm120a,
+                                                   Arch::kSm121a};
+
+/// The last part of a kernel name, `sm90a`, and back.
+[[nodiscard]] std::string arch_suffix(Arch arch);
+[[nodiscard]] Result<Arch> arch_from_suffix(std::string_view suffix);
+
 struct LaunchGeometry {
   Dim3 grid{};
   Dim3 block{};
