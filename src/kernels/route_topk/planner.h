@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "plan/family.h"
+
+namespace moekit::kernels::route_topk {
+
+extern const plan::KernelFamily kFamily;
+
+}  // namespace moekit::kernels::route_topk

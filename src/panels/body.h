@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What an instruction set contributes to the CPU's expert steps: dot products of packed panels
+// with a tile of tokens, loading of their operands, and the activation. One table of functions per
+// ISA, one file per table (body_portable.cc, body_avx2.cc, body_avx512.cc); everything else is
+// written once in expert_steps.cc.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "moekit/device.h"
+#include "moekit/dtype.h"
+
+#include "device/layout/panel16.h"
+#include "device/numerics/activation.h"
+
+namespace moekit::panels {
+
+/// Tokens that one dot call takes at most, over all bodies.
+inline constexpr std::int64_t kMaxTileTokens = 8;
+inline constexpr std::int64_t kPanelRows = 16;
+
+/// sums[panel][token][row] = Σ_k weight[row, k] * operand[token, k] in f32, block scales applied,
+/// globals not.
+///
+/// Shapes   panels  num_panels consecutive panels of `shape`
+///          operand [num_tokens, 8 * num_steps]  as load_operand wrote it
+///          sums    [num_panels, num_tokens, 16]
+/// Numerics k ascending; per scale group one partial sum, then one multiply-add with the scale.
+///          The order depends on neither num_tokens nor num_panels, so a token's bits do not depend
+///          on who shares its tile
+struct DotCall {
+  const std::byte* panels = nullptr;
+  std::int64_t num_panels = 1;
+  const device::Panel16Shape* shape = nullptr;
+  const std::byte* operand = nullptr;
+  std::int64_t operand_stride_bytes = 0;
+  std::int64_t num_tokens = 1;  // 1 to max_tokens of the body
+  float* sums = nullptr;
+};
+
+/// One token's row of activations to round (RNE, to bf16) and lay out for dot calls.
+struct OperandRow {
+  const void* source = nullptr;  // [cols]
+  DType dtype = DType::kBf16;    // bf16, f16 or f32
+  std::int64_t cols = 0;
+};
+
+/// intermediate[row] = bf16(activation(h[gate], h[up])), h = input_weight * (sum * global) + bias.
+struct ActivateCall {
+  device::ActivationParams params{};
+  const float* gate_sums = nullptr;  // [16]
+  const float* up_sums = nullptr;    // [16]; where there is no gate, gate_* carry the one operand
+  float gate_global = 1.0F;
+  float up_global = 1.0F;
+  const float* gate_bias = nullptr;  // [rows] or null
+  const float* up_bias = nullptr;
+  float input_weight = 1.0F;
+  std::int64_t rows = kPanelRows;  // live rows of this panel
+  std::uint16_t* out = nullptr;    // [rows]
+};
+
+struct Body {
+  Isa isa = Isa::kPortable;
+  std::int64_t operand_bytes = 0;  // of one operand element
+  std::int64_t max_tokens = 0;     // of one dot call
+  /// Writes shape's leading zeros, the row, and zeros up to a whole step. False where an element is
+  /// NaN or infinite.
+  bool (*load_operand)(const OperandRow& row,
+                       const device::Panel16Shape& shape,
+                       std::byte* operand) = nullptr;
+  void (*dot)(const DotCall& call) = nullptr;
+  void (*activate)(const ActivateCall& call) = nullptr;
+};
+
+extern const Body kPortableBody;
+extern const Body kAvx2Body;    // only where the compiler targets x86-64
+extern const Body kAvx512Body;  // only where the compiler targets x86-64
+
+[[nodiscard]] const Body& body_for(Isa isa) noexcept;
+
+}  // namespace moekit::panels

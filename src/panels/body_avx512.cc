@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// AVX-512 with BF16. A line holds the 8 codes of 16 rows, one row a 32-bit lane, even columns in
+// the low half and odd columns in the high half: a 16-bit shift by 4j and one 16-bit permute of a
+// table give the bf16 pair of columns 2j and 2j + 1 in every lane, and vdpbf16ps multiplies it by a
+// broadcast pair of activations. Per 128 codes: 1 load, 3 shifts, 4 permutes, 4 dot products.
+
+#include <bit>
+#include <immintrin.h>
+
+#include "panels/body_loops.h"
+
+namespace moekit::panels {
+
+namespace {
+
+struct Avx512 {
+  using Operand = std::uint16_t;  // bf16 bits
+  using Sums = __m512;
+  using Scale = __m512;
+  static constexpr int kParts = 1;
+  static constexpr int kMaxTokens = 8;
+
+  static Sums zero() { return _mm512_setzero_ps(); }
+
+  static __m512i broadcast_pair(const std::uint16_t* x) {
+    std::uint32_t pair = 0;
+    std::memcpy(&pair, x, sizeof(pair));
+    return _mm512_set1_epi32(static_cast<int>(pair));
+  }
+
+  static __m512 dot_pairs(__m512 sum, __m512i weights, __m512i operands) {
+    return _mm512_dpbf16_ps(
+        sum, std::bit_cast<__m512bh>(weights), std::bit_cast<__m512bh>(operands));
+  }
+
+  // bf16(E2M1) by 5-bit index: a permute reads five bits, and the fifth belongs to the next code,
+  // so the table stands twice.
+  static __m512i bf16_of_code() {
+    return _mm512_broadcast_i64x4(_mm256_setr_epi16(0x0000,
+                                                    0x3F00,
+                                                    0x3F80,
+                                                    0x3FC0,
+                                                    0x4000,
+                                                    0x4040,
+                                                    0x4080,
+                                                    0x40C0,
+                                                    -0x8000,
+                                                    -0x4100,
+                                                    -0x4080,
+                                                    -0x4040,
+                                                    -0x4000,
+                                                    -0x3FC0,
+                                                    -0x3F80,
+                                                    -0x3F40));
+  }
+
+  template <int kTokens, i64 kPair>
+  static void add_pair(__m512i words, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+    const __m512i index =
+        kPair == 0 ? words : _mm512_srli_epi16(words, static_cast<unsigned>(4 * kPair));
+    const __m512i weights = _mm512_permutexvar_epi16(index, bf16_of_code());
+    for (int t = 0; t < kTokens; ++t) {
+      sums[t] = dot_pairs(sums[t], weights, broadcast_pair(x + t * x_stride + 2 * kPair));
+    }
+  }
+
+  template <int kTokens>
+  static void add_codes(
+      const std::byte* line, i64 /*part*/, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+    const __m512i words = _mm512_loadu_si512(line);
+    add_pair<kTokens, 0>(words, x, x_stride, sums);
+    add_pair<kTokens, 1>(words, x, x_stride, sums);
+    add_pair<kTokens, 2>(words, x, x_stride, sums);
+    add_pair<kTokens, 3>(words, x, x_stride, sums);
+  }
+
+  template <int kTokens>
+  static void add_bf16(
+      const std::byte* lines, i64 /*part*/, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+    for (i64 pair = 0; pair < 4; ++pair) {
+      const __m512i weights = _mm512_loadu_si512(lines + pair * kPanel16LineBytes);
+      for (int t = 0; t < kTokens; ++t) {
+        sums[t] = dot_pairs(sums[t], weights, broadcast_pair(x + t * x_stride + 2 * pair));
+      }
+    }
+  }
+
+  template <Panel16Element kElement>
+  static Scale scale(const std::byte* bytes, i64 /*part*/) {
+    const __m512i codes =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    if constexpr (kElement == Panel16Element::kNvfp4) {
+      return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(codes, 20)),
+                           _mm512_set1_ps(0x1p117F));
+    } else {
+      // Code 0 is 2^-127, the f32 subnormal 0x00400000; every other code is above it.
+      return _mm512_castsi512_ps(
+          _mm512_max_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(0x00400000)));
+    }
+  }
+
+  static Sums multiply_add(const Sums& sums, const Scale& scale, const Sums& total) {
+    return _mm512_fmadd_ps(sums, scale, total);
+  }
+
+  static void store_codes(const Sums& sums, i64 /*part*/, float* out) {
+    _mm512_storeu_ps(out, sums);
+  }
+
+  static void store_bf16(const Sums& sums, i64 part, float* out) { store_codes(sums, part, out); }
+};
+
+}  // namespace
+
+constinit const Body kAvx512Body = make_body<Avx512>(Isa::kAvx512);
+
+}  // namespace moekit::panels

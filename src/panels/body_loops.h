@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The loops of every body, written once over a policy that knows one instruction set. Included by
+// the body_*.cc files alone; everything lives in the ISA's inline namespace so that no instance is
+// shared between files with different -m flags.
+//
+// A policy `Simd` provides
+//   Operand                       element type of operands (u16 bits of bf16, or float)
+//   Sums                          partial sums of one part of a panel
+//   kParts                        parts that a panel's 16 rows are cut into
+//   kMaxTokens
+//   zero()                        Sums
+//   add_codes<T>(line, part, x, stride, sums)   += 8 columns of codes
+//   add_bf16<T>(lines, part, x, stride, sums)   += 8 columns of bf16
+//   scale<Element>(bytes, part)   a Scale from 16 stored scale bytes
+//   multiply_add(sums, scale, total)  total + sums * scale
+//   store_codes, store_bf16(sums, part, out)   the 16 / kParts row sums of this part, at its rows
+
+#include <cstring>
+
+#include "device/numerics/bf16.h"
+#include "panels/body.h"
+
+namespace moekit::panels {
+inline namespace MOEKIT_ISA {
+
+using device::i64;
+using device::kPanel16LineBytes;
+using device::kPanel16StepCols;
+using device::Panel16Element;
+using device::Panel16Shape;
+
+template <typename Simd, int kTokens>
+struct TileSums {
+  typename Simd::Sums at[kTokens];
+};
+
+template <typename Simd, int kTokens>
+TileSums<Simd, kTokens> zero_tile() {
+  TileSums<Simd, kTokens> tile;
+  for (int t = 0; t < kTokens; ++t) {
+    tile.at[t] = Simd::zero();
+  }
+  return tile;
+}
+
+/// One scale group (or what the shard holds of it) of one part.
+template <typename Simd, int kTokens>
+TileSums<Simd, kTokens> group_sums(
+    const std::byte* lines, i64 part, i64 steps, const typename Simd::Operand* x, i64 x_stride) {
+  TileSums<Simd, kTokens> group = zero_tile<Simd, kTokens>();
+  for (i64 step = 0; step < steps; ++step) {
+    Simd::template add_codes<kTokens>(
+        lines + step * kPanel16LineBytes, part, x + step * kPanel16StepCols, x_stride, group.at);
+  }
+  return group;
+}
+
+template <typename Simd, Panel16Element kElement, int kTokens>
+void dot_code_panel(const std::byte* panel,
+                    const Panel16Shape& shape,
+                    const typename Simd::Operand* x,
+                    i64 x_stride,
+                    float* sums) {
+  constexpr i64 kGroupSteps = device::panel16_group_cols(kElement) / kPanel16StepCols;
+  constexpr i64 kBlockSteps = device::panel16_steps_per_block(kElement);
+  TileSums<Simd, kTokens> total[Simd::kParts];
+  for (i64 part = 0; part < Simd::kParts; ++part) {
+    total[part] = zero_tile<Simd, kTokens>();
+  }
+  i64 step = device::panel16_first_step(shape);
+  const i64 end = step + device::panel16_num_steps(shape);
+  while (step < end) {
+    const std::byte* scales = panel + (step % kBlockSteps) / kGroupSteps * device::kPanel16Rows;
+    panel += kPanel16LineBytes;
+    const i64 block_end = device::round_up(step + 1, kBlockSteps);
+    const i64 last = block_end < end ? block_end : end;
+    while (step < last) {
+      const i64 left = device::round_up(step + 1, kGroupSteps) - step;
+      const i64 steps = left < last - step ? left : last - step;
+      for (i64 part = 0; part < Simd::kParts; ++part) {
+        // A whole group is the common case: a constant trip count unrolls.
+        const TileSums<Simd, kTokens> group =
+            steps == kGroupSteps ? group_sums<Simd, kTokens>(panel, part, kGroupSteps, x, x_stride)
+                                 : group_sums<Simd, kTokens>(panel, part, steps, x, x_stride);
+        const typename Simd::Scale scale = Simd::template scale<kElement>(scales, part);
+        for (int t = 0; t < kTokens; ++t) {
+          total[part].at[t] = Simd::multiply_add(group.at[t], scale, total[part].at[t]);
+        }
+      }
+      scales += device::kPanel16Rows;
+      panel += steps * kPanel16LineBytes;
+      x += steps * kPanel16StepCols;
+      step += steps;
+    }
+  }
+  for (int t = 0; t < kTokens; ++t) {
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      Simd::store_codes(total[part].at[t], part, sums + t * kPanelRows);
+    }
+  }
+}
+
+template <typename Simd, int kTokens>
+void dot_bf16_panel(const std::byte* panel,
+                    const Panel16Shape& shape,
+                    const typename Simd::Operand* x,
+                    i64 x_stride,
+                    float* sums) {
+  TileSums<Simd, kTokens> total[Simd::kParts];
+  for (i64 part = 0; part < Simd::kParts; ++part) {
+    total[part] = zero_tile<Simd, kTokens>();
+  }
+  // 8 steps at a time: the sums of one part stay in registers while the lines are still in L1 for
+  // the other part.
+  constexpr i64 kChunkSteps = 8;
+  i64 left = device::panel16_num_steps(shape);
+  while (left > 0) {
+    const i64 steps = left < kChunkSteps ? left : kChunkSteps;
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      TileSums<Simd, kTokens> sum = total[part];
+      for (i64 step = 0; step < steps; ++step) {
+        Simd::template add_bf16<kTokens>(panel + step * 4 * kPanel16LineBytes,
+                                         part,
+                                         x + step * kPanel16StepCols,
+                                         x_stride,
+                                         sum.at);
+      }
+      total[part] = sum;
+    }
+    panel += steps * 4 * kPanel16LineBytes;
+    x += steps * kPanel16StepCols;
+    left -= steps;
+  }
+  for (int t = 0; t < kTokens; ++t) {
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      Simd::store_bf16(total[part].at[t], part, sums + t * kPanelRows);
+    }
+  }
+}
+
+template <typename Simd, Panel16Element kElement, int kTokens>
+void dot_panels(const DotCall& call) {
+  const auto* x = reinterpret_cast<const typename Simd::Operand*>(call.operand);
+  const i64 x_stride = call.operand_stride_bytes / static_cast<i64>(sizeof(typename Simd::Operand));
+  const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
+  for (i64 panel = 0; panel < call.num_panels; ++panel) {
+    const std::byte* bytes = call.panels + panel * panel_bytes;
+    float* sums = call.sums + panel * kTokens * kPanelRows;
+    if constexpr (kElement == Panel16Element::kBf16) {
+      dot_bf16_panel<Simd, kTokens>(bytes, *call.shape, x, x_stride, sums);
+    } else {
+      dot_code_panel<Simd, kElement, kTokens>(bytes, *call.shape, x, x_stride, sums);
+    }
+  }
+}
+
+template <typename Simd, Panel16Element kElement, int kTokens = Simd::kMaxTokens>
+void dot_tokens(const DotCall& call) {
+  if (call.num_tokens == kTokens) {
+    dot_panels<Simd, kElement, kTokens>(call);
+  } else if constexpr (kTokens > 1) {
+    dot_tokens<Simd, kElement, kTokens - 1>(call);
+  }
+}
+
+template <typename Simd>
+void dot(const DotCall& call) {
+  switch (call.shape->element) {
+    case Panel16Element::kBf16:
+      return dot_tokens<Simd, Panel16Element::kBf16>(call);
+    case Panel16Element::kNvfp4:
+      return dot_tokens<Simd, Panel16Element::kNvfp4>(call);
+    case Panel16Element::kMxfp4:
+      return dot_tokens<Simd, Panel16Element::kMxfp4>(call);
+  }
+}
+
+inline void store_operand(std::uint16_t bits, std::uint16_t* out) {
+  *out = bits;
+}
+
+inline void store_operand(std::uint16_t bits, float* out) {
+  *out = device::bf16_to_f32(bits);
+}
+
+template <typename Operand, typename Source, typename ToBf16>
+bool load_elements(const Source* source, i64 count, Operand* out, ToBf16 to_bf16) {
+  // An exponent of all ones in any element: or-ed, so that the loop vectorises.
+  std::uint32_t non_finite = 0;
+  for (i64 i = 0; i < count; ++i) {
+    const std::uint16_t bits = to_bf16(source[i]);
+    non_finite |= (bits & 0x7F80U) == 0x7F80U ? 1U : 0U;
+    store_operand(bits, out + i);
+  }
+  return non_finite == 0;
+}
+
+/// An f32 that rounds to infinity counts as infinite: the operand is what the recipe multiplies.
+template <typename Operand>
+bool load_operand(const OperandRow& row, const Panel16Shape& shape, std::byte* operand) {
+  auto* out = reinterpret_cast<Operand*>(operand);
+  const i64 lead = device::panel16_lead_cols(shape);
+  const i64 padded = device::panel16_num_steps(shape) * kPanel16StepCols;
+  for (i64 i = 0; i < lead; ++i) {
+    out[i] = Operand{};
+  }
+  for (i64 i = lead + row.cols; i < padded; ++i) {
+    out[i] = Operand{};
+  }
+  out += lead;
+  switch (row.dtype) {
+    case DType::kF32:
+      return load_elements(static_cast<const float*>(row.source), row.cols, out, [](float value) {
+        return device::bf16_from_f32(value);
+      });
+    case DType::kF16:
+      return load_elements(
+          static_cast<const std::uint16_t*>(row.source), row.cols, out, [](std::uint16_t bits) {
+            return device::bf16_from_f32(device::f16_to_f32(bits));
+          });
+    default:
+      return load_elements(
+          static_cast<const std::uint16_t*>(row.source), row.cols, out, [](std::uint16_t bits) {
+            return bits;
+          });
+  }
+}
+
+template <device::ActivationKind kKind>
+void activate_rows(const ActivateCall& call) {
+  device::ActivationParams params = call.params;
+  params.kind = kKind;  // a constant: the switch inside activate() leaves the loop
+  float gate[kPanelRows];
+  float up[kPanelRows];
+  for (i64 row = 0; row < kPanelRows; ++row) {
+    gate[row] = call.input_weight * (call.gate_sums[row] * call.gate_global);
+    up[row] = call.input_weight * (call.up_sums[row] * call.up_global);
+  }
+  for (i64 row = 0; call.gate_bias != nullptr && row < call.rows; ++row) {
+    gate[row] += call.gate_bias[row];
+  }
+  for (i64 row = 0; call.up_bias != nullptr && row < call.rows; ++row) {
+    up[row] += call.up_bias[row];
+  }
+  std::uint16_t out[kPanelRows];
+  for (i64 row = 0; row < kPanelRows; ++row) {
+    out[row] = device::bf16_from_f32(device::activate(params, gate[row], up[row]));
+  }
+  std::memcpy(call.out, out, static_cast<std::size_t>(call.rows) * sizeof(std::uint16_t));
+}
+
+inline void activate(const ActivateCall& call) {
+  using Kind = device::ActivationKind;
+  switch (call.params.kind) {
+    case Kind::kSilu:
+      return activate_rows<Kind::kSilu>(call);
+    case Kind::kSwigluOai:
+      return activate_rows<Kind::kSwigluOai>(call);
+    case Kind::kSitu:
+      return activate_rows<Kind::kSitu>(call);
+    case Kind::kGeluTanh:
+      return activate_rows<Kind::kGeluTanh>(call);
+    case Kind::kRelu2:
+      return activate_rows<Kind::kRelu2>(call);
+  }
+}
+
+template <typename Simd>
+constexpr Body make_body(Isa isa) {
+  static_assert(Simd::kMaxTokens <= kMaxTileTokens);
+  return {isa,
+          static_cast<i64>(sizeof(typename Simd::Operand)),
+          Simd::kMaxTokens,
+          load_operand<typename Simd::Operand>,
+          dot<Simd>,
+          activate};
+}
+
+}  // namespace MOEKIT_ISA
+}  // namespace moekit::panels

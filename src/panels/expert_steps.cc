@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "panels/expert_steps.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "device/numerics/bf16.h"
+#include "formats/packing_panel16.h"
+#include "panels/combine.h"
+#include "panels/routes.h"
+#include "recipes/activation_params.h"
+
+namespace moekit::panels {
+
+namespace {
+
+using device::Panel16Shape;
+using plan::CpuCall;
+using plan::SliceId;
+
+constexpr std::int64_t kLineBytes = 64;
+constexpr std::int64_t kKib = 1024;
+
+// Operands of one expert's tokens stay in half an L2 of 512 KiB (Zen 3; later cores have more), and
+// on machines of many threads all of them together in 8 MiB of workspace.
+constexpr std::int64_t kOperandBytes = 256 * kKib;
+constexpr std::int64_t kOperandBytesOfAll = 8 * kKib * kKib;
+constexpr std::int64_t kMostOperandRows = 64;
+// Sums of the down step: one block of output rows for every route, in the same way.
+constexpr std::int64_t kRouteSumsBytes = kKib * kKib;
+constexpr std::int64_t kRouteSumsBytesOfAll = 4 * kKib * kKib;
+
+std::int64_t operand_row_bytes(std::int64_t cols, Isa isa) {
+  // A step of lead columns at most in front, a step of padding behind.
+  const std::int64_t elems = device::round_up(cols, std::int64_t{8}) + 8;
+  return device::round_up(elems * body_for(isa).operand_bytes, kLineBytes);
+}
+
+// A contiguous share of [0, count).
+struct Share {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+Share share_of(std::int64_t count, std::int64_t worker, std::int64_t num_workers) {
+  return {count * worker / num_workers, count * (worker + 1) / num_workers};
+}
+
+// What a worker owns of every expert: panels laid end to end, each expert's weighted with what a
+// panel costs, and the line cut into equal parts. The cost of reading and decoding a panel is about
+// that of two tokens' dot products.
+class ExpertShares {
+ public:
+  ExpertShares(const Routes& routes, std::int64_t panels, std::int64_t worker, std::int64_t workers)
+      : panels_(panels) {
+    std::int64_t total = 0;
+    for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
+      total += panels * panel_cost(routes.offsets[expert + 1] - routes.offsets[expert]);
+    }
+    line_ = share_of(total, worker, workers);
+  }
+
+  /// Call for each expert in ascending order.
+  Share next(std::int64_t num_tokens) {
+    const std::int64_t cost = panel_cost(num_tokens);
+    if (cost == 0) {
+      return {};
+    }
+    const Share share{first_panel_at(line_.begin, cost), first_panel_at(line_.end, cost)};
+    position_ += panels_ * cost;
+    return share;
+  }
+
+ private:
+  static std::int64_t panel_cost(std::int64_t num_tokens) {
+    return num_tokens == 0 ? 0 : num_tokens + 2;
+  }
+
+  // Panels belong to the worker in whose part of the line they begin.
+  [[nodiscard]] std::int64_t first_panel_at(std::int64_t mark, std::int64_t cost) const {
+    return std::clamp<std::int64_t>((mark - position_ + cost - 1) / cost, 0, panels_);
+  }
+
+  std::int64_t panels_;
+  std::int64_t position_ = 0;
+  Share line_;
+};
+
+// What both steps need of a call, resolved once.
+struct StepContext {
+  const CpuCall& call;
+  const Body& body;
+  Routes routes;
+  ScratchLayout scratch;
+  Panel16Shape shape;
+
+  StepContext(const CpuCall& step_call,
+              const Body& step_body,
+              const Routes& step_routes,
+              const plan::PackedRegion& region)
+      : call(step_call),
+        body(step_body),
+        routes(step_routes),
+        scratch(
+            scratch_layout(step_call.plan->problem, step_call.plan->device, step_call.num_tokens)),
+        shape(formats::panel16_shape(region.shape)) {}
+
+  [[nodiscard]] std::byte* worker_scratch(std::int64_t worker) const {
+    return call.slice<std::byte>(SliceId::kScratch) + worker * scratch.worker_bytes;
+  }
+
+  [[nodiscard]] float* route_sums(std::int64_t worker) const {
+    return reinterpret_cast<float*>(worker_scratch(worker) +
+                                    scratch.operand_rows * scratch.operand_row_bytes);
+  }
+};
+
+// The routes of one expert that are worked on together, with their operands loaded.
+struct LoadedRoutes {
+  const std::int32_t* routes = nullptr;
+  std::int64_t count = 0;
+  const std::byte* operands = nullptr;
+  bool finite[kMostOperandRows] = {};
+};
+
+// Loads the operands of `count` routes; `row_of` names the source row of a route.
+template <typename RowOf>
+void load_routes(const StepContext& context,
+                 std::int64_t worker,
+                 const std::int32_t* routes,
+                 std::int64_t count,
+                 RowOf row_of,
+                 LoadedRoutes& loaded) {
+  std::byte* operands = context.worker_scratch(worker);
+  loaded.routes = routes;
+  loaded.count = count;
+  loaded.operands = operands;
+  for (std::int64_t i = 0; i < count; ++i) {
+    loaded.finite[i] = context.body.load_operand(row_of(std::int64_t{routes[i]}),
+                                                 context.shape,
+                                                 operands + i * context.scratch.operand_row_bytes);
+  }
+}
+
+// Calls sink(first route of the tile, tokens, sums) with the sums of every tile of tokens.
+template <typename Sink>
+void dot_tiles(const StepContext& context,
+               const LoadedRoutes& loaded,
+               const std::byte* panels,
+               std::int64_t num_panels,
+               Sink sink) {
+  alignas(kLineBytes) float sums[2 * kMaxTileTokens * kPanelRows];
+  for (std::int64_t first = 0; first < loaded.count; first += context.body.max_tokens) {
+    const std::int64_t tokens = std::min(context.body.max_tokens, loaded.count - first);
+    context.body.dot({panels,
+                      num_panels,
+                      &context.shape,
+                      loaded.operands + first * context.scratch.operand_row_bytes,
+                      context.scratch.operand_row_bytes,
+                      tokens,
+                      sums});
+    sink(first, tokens, sums);
+  }
+}
+
+OperandRow x_row(const CpuCall& call, std::int64_t route) {
+  const TensorView& x = call.arguments->x;
+  const std::int64_t token = call.token_begin + route / call.plan->problem.top_k;
+  const std::int64_t bytes = token * x.strides[0] * dtype_bits(x.dtype) / 8;
+  return {static_cast<const std::byte*>(x.data) + bytes, x.dtype, call.plan->problem.hidden_size};
+}
+
+// One panel pair (gate and up) of one expert for a set of loaded routes.
+void gate_up_panel(const StepContext& context,
+                   const LoadedRoutes& loaded,
+                   std::int64_t expert,
+                   std::int64_t panel,
+                   ActivateCall activate) {
+  const CpuCall& call = context.call;
+  const plan::PackedView& weights = call.weights;
+  const Problem& problem = call.plan->problem;
+  const std::int64_t parts = context.shape.num_parts;
+  const std::int64_t first_row = panel * kPanelRows;
+  const float* gate_bias = weights.gate_bias(expert);
+  const float* up_bias = weights.up_bias(expert);
+  const float* globals = weights.globals(expert);
+  activate.up_global = globals[1];
+  activate.up_bias = up_bias == nullptr ? nullptr : up_bias + first_row;
+  // Without a gate the one operand goes where activations read theirs.
+  activate.gate_global = parts == 2 ? globals[0] : globals[1];
+  activate.gate_bias = parts != 2             ? activate.up_bias
+                       : gate_bias == nullptr ? nullptr
+                                              : gate_bias + first_row;
+  activate.rows = std::min(kPanelRows, problem.intermediate_size - first_row);
+  auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
+  const std::byte* panels =
+      weights.gate_up(expert) + device::panel16_panel_offset(context.shape, panel, 0);
+  dot_tiles(
+      context, loaded, panels, parts, [&](std::int64_t first, std::int64_t tokens, float* sums) {
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          const std::int64_t route = loaded.routes[first + t];
+          activate.out = intermediate + route * problem.intermediate_size + first_row;
+          if (!loaded.finite[first + t]) {
+            std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
+            continue;
+          }
+          activate.gate_sums = sums + t * kPanelRows;
+          activate.up_sums = sums + ((parts - 1) * tokens + t) * kPanelRows;
+          activate.input_weight =
+              problem.router_weight_on_input ? context.routes.weight(route) : 1.0F;
+          context.body.activate(activate);
+        }
+      });
+}
+
+void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_t num_workers) {
+  const Routes& routes = context.routes;
+  ActivateCall activate;
+  activate.params = recipes::activation_params(context.call.plan->problem.activation);
+  ExpertShares shares(routes, device::panel16_num_panels(context.shape), worker, num_workers);
+  LoadedRoutes loaded;
+  for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
+    const std::int64_t begin = routes.offsets[expert];
+    const std::int64_t end = routes.offsets[expert + 1];
+    const Share panels = shares.next(end - begin);
+    if (panels.begin >= panels.end) {
+      continue;
+    }
+    for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
+      load_routes(
+          context,
+          worker,
+          routes.order + first,
+          std::min(context.scratch.operand_rows, end - first),
+          [&](std::int64_t route) { return x_row(context.call, route); },
+          loaded);
+      for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
+        gate_up_panel(context, loaded, expert, panel, activate);
+      }
+    }
+  }
+}
+
+// Sums of the loaded routes for the panels of `block`, scaled by the global, bias added, into
+// route_sums [num_routes, block_stride].
+void down_panels(const StepContext& context,
+                 const LoadedRoutes& loaded,
+                 std::int64_t expert,
+                 const Share& block,
+                 float* route_sums,
+                 std::int64_t block_stride) {
+  const plan::PackedView& weights = context.call.weights;
+  const float global = weights.globals(expert)[2];
+  const float* bias = weights.down_bias(expert);
+  const std::int64_t hidden = context.call.plan->problem.hidden_size;
+  for (std::int64_t panel = block.begin; panel < block.end; ++panel) {
+    const std::int64_t first_row = panel * kPanelRows;
+    const std::int64_t rows = std::min(kPanelRows, hidden - first_row);
+    const std::byte* bytes =
+        weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
+    dot_tiles(context, loaded, bytes, 1, [&](std::int64_t first, std::int64_t tokens, float* sums) {
+      for (std::int64_t t = 0; t < tokens; ++t) {
+        float* out = route_sums + loaded.routes[first + t] * block_stride +
+                     (panel - block.begin) * kPanelRows;
+        for (std::int64_t row = 0; row < rows; ++row) {
+          out[row] = sums[t * kPanelRows + row] * global;
+        }
+        for (std::int64_t row = 0; bias != nullptr && row < rows; ++row) {
+          out[row] += bias[first_row + row];
+        }
+      }
+    });
+  }
+}
+
+void down_block(const StepContext& context,
+                std::int64_t worker,
+                const Share& block,
+                std::int64_t block_panels) {
+  const CpuCall& call = context.call;
+  const Routes& routes = context.routes;
+  const std::int64_t inner = call.plan->problem.intermediate_size;
+  const auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
+  float* route_sums = context.route_sums(worker);
+  const std::int64_t block_stride = block_panels * kPanelRows;
+  LoadedRoutes loaded;
+  for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
+    const std::int64_t end = routes.offsets[expert + 1];
+    for (std::int64_t first = routes.offsets[expert]; first < end;
+         first += context.scratch.operand_rows) {
+      load_routes(
+          context,
+          worker,
+          routes.order + first,
+          std::min(context.scratch.operand_rows, end - first),
+          [&](std::int64_t route) {
+            return OperandRow{intermediate + route * inner, DType::kBf16, inner};
+          },
+          loaded);
+      down_panels(context, loaded, expert, block, route_sums, block_stride);
+    }
+  }
+  combine_rows(call,
+               routes,
+               {route_sums,
+                block_stride,
+                block.begin * kPanelRows,
+                std::min(block.end * kPanelRows, call.plan->problem.hidden_size)});
+}
+
+void down_worker(const StepContext& context, std::int64_t worker, std::int64_t num_workers) {
+  const Share mine = share_of(device::panel16_num_panels(context.shape), worker, num_workers);
+  constexpr std::int64_t kSumBytes = kPanelRows * 4;
+  const std::int64_t panels_that_fit =
+      context.scratch.route_sums_bytes / (context.routes.num_routes() * kSumBytes);
+  for (std::int64_t begin = mine.begin; begin < mine.end; begin += panels_that_fit) {
+    const std::int64_t end = std::min(begin + panels_that_fit, mine.end);
+    down_block(context, worker, {begin, end}, end - begin);
+  }
+}
+
+// Runs work(worker, workers) on as many threads as the plan has room for.
+template <typename Work>
+void on_planned_workers(base::ThreadPool& pool, const StepContext& context, Work work) {
+  const std::int64_t planned = context.scratch.num_workers;
+  pool.parallel([&](int worker, int num_workers) {
+    const std::int64_t workers = std::min<std::int64_t>(num_workers, planned);
+    if (worker < workers) {
+      work(worker, workers);
+    }
+  });
+}
+
+}  // namespace
+
+ScratchLayout scratch_layout(const Problem& problem,
+                             const DeviceDescriptor& device,
+                             std::int64_t num_tokens) noexcept {
+  const std::int64_t routes = std::max<std::int64_t>(1, num_tokens * problem.top_k);
+  const std::int64_t hidden_panels = device::ceil_div(problem.hidden_size, kPanelRows);
+  ScratchLayout layout;
+  layout.num_workers = std::max<std::int64_t>(1, device.num_threads);
+  layout.operand_row_bytes =
+      operand_row_bytes(std::max(problem.hidden_size, problem.intermediate_size), device.isa);
+  const std::int64_t operand_budget =
+      std::min(kOperandBytes, kOperandBytesOfAll / layout.num_workers);
+  layout.operand_rows = std::min(
+      routes,
+      std::clamp(operand_budget / layout.operand_row_bytes, std::int64_t{1}, kMostOperandRows));
+  const std::int64_t panel_sums = routes * kPanelRows * 4;
+  layout.route_sums_bytes = std::min(
+      panel_sums * device::ceil_div(hidden_panels, layout.num_workers),
+      std::max(panel_sums, std::min(kRouteSumsBytes, kRouteSumsBytesOfAll / layout.num_workers)));
+  layout.worker_bytes = device::round_up(
+      layout.operand_rows * layout.operand_row_bytes + layout.route_sums_bytes, 2 * kLineBytes);
+  return layout;
+}
+
+std::vector<plan::SliceRequest> step_slices(const plan::FamilyContext& context,
+                                            std::int64_t num_tokens) {
+  const Problem& problem = context.problem;
+  const std::int64_t routes = num_tokens * problem.top_k;
+  const ScratchLayout scratch = scratch_layout(problem, context.device, num_tokens);
+  return {{SliceId::kRouteExperts, routes * 4},
+          {SliceId::kExpertOffsets, (problem.num_experts + 1) * 4},
+          {SliceId::kRouteOrder, routes * 4},
+          {SliceId::kIntermediate, routes * problem.intermediate_size * 2},
+          {SliceId::kScratch, num_tokens == 0 ? 0 : scratch.num_workers * scratch.worker_bytes}};
+}
+
+void gate_up_step(const CpuCall& call, base::ThreadPool& pool, const Body& body) noexcept {
+  const StepContext context(call, body, resolve_routes(call), call.weights.layout->gate_up);
+  on_planned_workers(pool, context, [&](std::int64_t worker, std::int64_t num_workers) {
+    gate_up_worker(context, worker, num_workers);
+  });
+}
+
+void down_step(const CpuCall& call, base::ThreadPool& pool, const Body& body) noexcept {
+  const StepContext context(call, body, resolved_routes(call), call.weights.layout->down);
+  on_planned_workers(pool, context, [&](std::int64_t worker, std::int64_t num_workers) {
+    down_worker(context, worker, num_workers);
+  });
+}
+
+}  // namespace moekit::panels

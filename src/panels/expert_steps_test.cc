@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "panels/expert_steps.h"
+
+#include <gtest/gtest.h>
+
+#include "panels/layer_case.h"
+
+namespace moekit::panels {
+namespace {
+
+Problem small_problem(Recipe recipe) {
+  Problem problem;
+  problem.num_tokens = 33;
+  problem.num_experts = 6;
+  problem.top_k = 3;
+  problem.hidden_size = 136;        // 8.5 panels, 2.1 nvfp4 blocks, 1.06 mxfp4 blocks
+  problem.intermediate_size = 112;  // 7 panels, 1.75 nvfp4 blocks
+  problem.recipe = recipe;
+  return problem;
+}
+
+constexpr Recipe kEveryRecipe[] = {Recipe::kW4a16Nvfp4, Recipe::kW4a16Mxfp4, Recipe::kW16a16};
+constexpr ExecutionFamily kBothFamilies[] = {ExecutionFamily::kDirect, ExecutionFamily::kGrouped};
+
+double io_rounding(DType dtype) {
+  return dtype == DType::kBf16 ? 0x1p-8 : dtype == DType::kF16 ? 0x1p-11 : 0x1p-23;
+}
+
+// Both stages, element by element. Returns how many elements were judged.
+std::int64_t check(const LayerCase& layer, const LayerCase::Output& output) {
+  const LayerCase::Expected expected = layer.expected(output.intermediate);
+  const std::int64_t inner = layer.problem().intermediate_size;
+  std::int64_t judged = 0;
+  for (std::size_t i = 0; i < expected.intermediate.size(); ++i) {
+    if (layer.local_expert(static_cast<std::int64_t>(i) / inner) < 0) {
+      continue;
+    }
+    const double have = static_cast<double>(device::bf16_to_f32(output.intermediate[i]));
+    const double want = expected.intermediate[i];
+    EXPECT_LE(std::abs(have - want), 0x1p-8 * std::abs(want) + expected.intermediate_bound[i])
+        << "intermediate " << i;
+    ++judged;
+  }
+  const double rounding = io_rounding(layer.problem().io_dtype);
+  for (std::size_t i = 0; i < expected.out.size(); ++i) {
+    const double have = static_cast<double>(output.out[i]);
+    EXPECT_LE(std::abs(have - expected.out[i]),
+              rounding * std::abs(expected.out[i]) + expected.bound[i] + 0x1p-24)
+        << "out " << i;
+    ++judged;
+  }
+  return judged;
+}
+
+std::int64_t check_everywhere(const LayerCase& layer) {
+  std::int64_t judged = 0;
+  for (const std::string& isa : testable_isas()) {
+    for (const ExecutionFamily family : kBothFamilies) {
+      SCOPED_TRACE(isa + std::string(" ") + std::string(execution_family_name(family)));
+      judged += check(layer, layer.run(isa, 2, family));
+      if (testing::Test::HasFailure()) {
+        return judged;
+      }
+    }
+  }
+  return judged;
+}
+
+TEST(ExpertSteps, EveryRecipeAndTokenCount) {
+  std::int64_t judged = 0;
+  for (const Recipe recipe : kEveryRecipe) {
+    for (const std::int64_t tokens : {0, 1, 2, 3, 4, 5, 7, 8, 9, 33}) {
+      SCOPED_TRACE(std::string(recipe_info(recipe).name) + " M " + std::to_string(tokens));
+      judged += check_everywhere(LayerCase(small_problem(recipe), tokens));
+    }
+  }
+  EXPECT_GE(judged, 100000);
+}
+
+TEST(ExpertSteps, OddExtents) {
+  std::int64_t judged = 0;
+  for (const Recipe recipe : kEveryRecipe) {
+    for (const auto& [hidden, inner] : {std::pair{8, 8},
+                                        {24, 40},
+                                        {64, 16},
+                                        {128, 64},
+                                        {232, 176},
+                                        {256, 312},
+                                        {312, 352},
+                                        {520, 232}}) {
+      Problem problem = small_problem(recipe);
+      problem.hidden_size = hidden;
+      problem.intermediate_size = inner;
+      SCOPED_TRACE(std::to_string(hidden) + " x " + std::to_string(inner));
+      judged += check_everywhere(LayerCase(problem, 3));
+    }
+  }
+  EXPECT_GE(judged, 30000);
+}
+
+TEST(ExpertSteps, EveryActivationWithBiases) {
+  std::int64_t judged = 0;
+  for (const ActivationKind kind : {ActivationKind::kSilu,
+                                    ActivationKind::kSwigluOai,
+                                    ActivationKind::kSitu,
+                                    ActivationKind::kGeluTanh,
+                                    ActivationKind::kRelu2}) {
+    for (const bool bias : {false, true}) {
+      Problem problem = small_problem(Recipe::kW4a16Nvfp4);
+      problem.activation.kind = kind;
+      if (kind == ActivationKind::kSilu && bias) {
+        problem.activation.limit = 0.5F;
+      }
+      problem.gate_up_bias = bias;
+      problem.down_bias = bias;
+      SCOPED_TRACE(activation_name(kind));
+      judged += check_everywhere(LayerCase(problem, 5));
+    }
+  }
+  EXPECT_GE(judged, 40000);
+}
+
+TEST(ExpertSteps, EveryIoDtypeSharedOrderScalingAndWeightPlace) {
+  std::int64_t judged = 0;
+  for (const DType io : {DType::kBf16, DType::kF16, DType::kF32}) {
+    for (const SharedInput shared : {SharedInput::kNone, SharedInput::kIo, SharedInput::kF32}) {
+      for (int bits = 0; bits < 8; ++bits) {
+        Problem problem = small_problem(Recipe::kW4a16Mxfp4);
+        problem.io_dtype = io;
+        problem.shared = shared;
+        problem.routed_scaling = 2.5F;
+        problem.combine_order = (bits & 1) != 0 ? CombineOrder::kExpert : CombineOrder::kSlot;
+        problem.routed_scaling_place =
+            (bits & 2) != 0 ? ScalingPlace::kSum : ScalingPlace::kWeights;
+        problem.router_weight_on_input = (bits & 4) != 0;
+        problem.gate_up_bias = true;
+        SCOPED_TRACE(std::string(dtype_name(io)) + " bits " + std::to_string(bits));
+        judged += check_everywhere(LayerCase(problem, 4));
+      }
+    }
+  }
+  EXPECT_GE(judged, 200000);
+}
+
+TEST(ExpertSteps, SameBitsForEveryThreadCountFamilyPoisonAndTile) {
+  int compared = 0;
+  for (const std::string& isa : testable_isas()) {
+    for (const Recipe recipe : kEveryRecipe) {
+      LayerCase layer(small_problem(recipe), 33);
+      const LayerCase::Output first = layer.run(isa, 1, ExecutionFamily::kDirect, 0xFF);
+      for (const int threads : {1, 2, 3, 4}) {
+        for (const ExecutionFamily family : kBothFamilies) {
+          const LayerCase::Output other = layer.run(isa, threads, family, 0x7F);
+          ASSERT_EQ(first.out, other.out) << isa << ' ' << threads;
+          ++compared;
+        }
+      }
+      // A token alone gives the bits that it gives among others: no tile changes an order.
+      for (const std::int64_t token : {0, 17, 32}) {
+        LayerCase alone(small_problem(recipe), 33);
+        for (std::size_t route = 0; route < alone.ids.size(); ++route) {
+          const bool its = static_cast<std::int64_t>(route) / 3 == token;
+          alone.ids[route] = its ? alone.ids[route] : -1;
+        }
+        const LayerCase::Output output = alone.run(isa, 2, ExecutionFamily::kGrouped);
+        const auto at = token * 136;
+        ASSERT_TRUE(std::equal(
+            output.out.begin() + at, output.out.begin() + at + 136, first.out.begin() + at));
+      }
+    }
+  }
+  EXPECT_GE(compared, 24);
+}
+
+TEST(ExpertSteps, InactiveRoutesContributeNothing) {
+  for (const std::string& isa : testable_isas()) {
+    for (const bool narrow : {true, false}) {
+      Problem problem = small_problem(Recipe::kW4a16Nvfp4);
+      LayerCase layer(problem, 6);
+      layer.narrow_ids = narrow;
+      layer.ids = {0, -1, 5, -1, -1, -1, 6, 100, -7, 2, 2, 2, 1, 3, 0, 4, 4, 6};
+      if (!narrow) {
+        // Would be expert 1 if narrowed before the check.
+        layer.ids[3] = (std::int64_t{1} << 32) + 1;
+        layer.ids[4] = std::numeric_limits<std::int64_t>::min();
+      }
+      for (std::size_t k = 0; k < 136; ++k) {
+        layer.x[136 + k] = NAN;  // an inactive token's x means nothing
+      }
+      const LayerCase::Output output = layer.run(isa, 2, ExecutionFamily::kDirect);
+      check(layer, output);
+      for (const std::size_t token : {1U, 2U}) {
+        for (std::size_t row = 0; row < 136; ++row) {
+          EXPECT_EQ(device::bits_of(output.out[token * 136 + row]), 0U);
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertSteps, ExpertMapReachesTheLocalExperts) {
+  Problem problem = small_problem(Recipe::kW4a16Mxfp4);
+  problem.router_experts = 20;
+  problem.expert_map = true;
+  std::int64_t judged = check_everywhere(LayerCase(problem, 9));
+  problem.combine_order = CombineOrder::kExpert;
+  judged += check_everywhere(LayerCase(problem, 9));
+  EXPECT_GE(judged, 5000);
+}
+
+TEST(ExpertSteps, NonFiniteTokenGivesNanInItsRowAlone) {
+  for (const std::string& isa : testable_isas()) {
+    for (const Recipe recipe : kEveryRecipe) {
+      for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
+                              std::numeric_limits<float>::infinity(),
+                              -std::numeric_limits<float>::infinity()}) {
+        LayerCase layer(small_problem(recipe), 5);
+        layer.ids.assign(layer.ids.size(), 1);  // all in one tile
+        const LayerCase::Output clean = layer.run(isa, 2, ExecutionFamily::kDirect);
+        layer.x[2 * 136 + 71] = bad;
+        const LayerCase::Output output = layer.run(isa, 2, ExecutionFamily::kDirect);
+        for (std::size_t i = 0; i < output.out.size(); ++i) {
+          if (i / 136 == 2) {
+            ASSERT_TRUE(std::isnan(output.out[i])) << isa << ' ' << i;
+          } else {
+            ASSERT_EQ(output.out[i], clean.out[i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ExpertSteps, ZeroWeightRouteChangesNothing) {
+  for (const std::string& isa : testable_isas()) {
+    LayerCase layer(small_problem(Recipe::kW4a16Nvfp4), 4);
+    layer.ids[1] = 3;
+    layer.weights[1] = 0.0F;
+    const LayerCase::Output with = layer.run(isa, 2, ExecutionFamily::kDirect);
+    layer.ids[1] = -1;
+    const LayerCase::Output without = layer.run(isa, 2, ExecutionFamily::kDirect);
+    EXPECT_EQ(with.out, without.out);
+  }
+}
+
+TEST(ExpertSteps, ChunksOfTokensGiveTheSameBits) {
+  for (const std::string& isa : testable_isas()) {
+    Problem problem = small_problem(Recipe::kW4a16Nvfp4);
+    const LayerCase whole(problem, 33);
+    problem.max_workspace_bytes = 98304;
+    const LayerCase chunked(problem, 33);
+    EXPECT_EQ(whole.run(isa, 2, ExecutionFamily::kGrouped).out,
+              chunked.run(isa, 2, ExecutionFamily::kGrouped).out);
+  }
+}
+
+TEST(ExpertSteps, ScratchGrowsWithTokensAndStaysBounded) {
+  Problem problem;
+  problem.num_experts = 160;
+  problem.top_k = 8;
+  problem.hidden_size = 6144;
+  problem.intermediate_size = 512;
+  problem.recipe = Recipe::kW4a16Nvfp4;
+  int checked = 0;
+  for (const std::int64_t threads : {1, 2, 16, 64, 128, 256}) {
+    DeviceDescriptor device;
+    device.isa = Isa::kAvx512;
+    device.num_threads = threads;
+    std::int64_t last = 0;
+    for (std::int64_t tokens = 0; tokens <= 300; ++tokens) {
+      const ScratchLayout layout = scratch_layout(problem, device, tokens);
+      ASSERT_GE(layout.worker_bytes, last);
+      ASSERT_GE(layout.route_sums_bytes, std::max<std::int64_t>(1, tokens * 8) * 64);
+      last = layout.worker_bytes;
+      ++checked;
+    }
+    const ScratchLayout layout = scratch_layout(problem, device, 64);
+    const std::int64_t other = 64 * 8 * 512 * 2 + 64 * 8 * 8 + 161 * 4;
+    EXPECT_LT(layout.num_workers * layout.worker_bytes + other, 16 << 20) << threads;
+  }
+  EXPECT_EQ(checked, 6 * 301);
+}
+
+}  // namespace
+}  // namespace moekit::panels

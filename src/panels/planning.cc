@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "panels/planning.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "panels/expert_steps.h"
+
+namespace moekit::panels {
+
+namespace {
+
+using base::cat;
+using plan::CpuCall;
+using plan::CpuKernel;
+using plan::Verdict;
+
+constexpr std::string_view kGateUp = "gate_up";
+constexpr std::string_view kDown = "down";
+
+std::string tile_name(Isa isa) {
+  return cat("m", body_for(isa).max_tokens, "n", kPanelRows);
+}
+
+// One function per (step, ISA): a step's body is a plain function pointer.
+template <Isa kIsa>
+void gate_up(const CpuCall& call, base::ThreadPool& pool) {
+  gate_up_step(call, pool, body_for(kIsa));
+}
+
+template <Isa kIsa>
+void down(const CpuCall& call, base::ThreadPool& pool) {
+  down_step(call, pool, body_for(kIsa));
+}
+
+struct IsaKernels {
+  Isa isa;
+  CpuKernel gate_up;
+  CpuKernel down;
+  StepStatus status;
+};
+
+constexpr IsaKernels kIsaKernels[] = {
+    {Isa::kPortable, gate_up<Isa::kPortable>, down<Isa::kPortable>, StepStatus::kMeasured},
+    {Isa::kAvx2, gate_up<Isa::kAvx2>, down<Isa::kAvx2>, StepStatus::kMeasured},
+    {Isa::kAvx512, gate_up<Isa::kAvx512>, down<Isa::kAvx512>, StepStatus::kCompiled},
+};
+
+const IsaKernels& kernels_of(Isa isa) {
+  return *std::find_if(std::begin(kIsaKernels), std::end(kIsaKernels), [isa](const auto& row) {
+    return row.isa == isa;
+  });
+}
+
+std::string refused_pin(const PlanOverrides& overrides, Isa isa) {
+  if (overrides.route_block_rows.has_value()) {
+    return cat("pin route_block_rows=",
+               *overrides.route_block_rows,
+               " has no meaning on a cpu, which does not pad routes; leave it out");
+  }
+  if (overrides.resident) {
+    return "pin resident asks for one cooperative launch; a cpu has none";
+  }
+  if (overrides.pdl_first) {
+    return "pin pdl_first chains launches; a cpu has none";
+  }
+  if (overrides.tile.has_value() && *overrides.tile != tile_name(isa)) {
+    return cat(
+        "pin tile=", *overrides.tile, ", the tile of ", isa_name(isa), " is ", tile_name(isa));
+  }
+  return {};
+}
+
+// Consumes `prefix` from the front of `text`.
+bool take(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) {
+    return false;
+  }
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+}  // namespace
+
+Verdict check_cpu(const plan::FamilyContext& context, std::int64_t num_tokens) {
+  std::string reason = refused_pin(context.overrides, context.device.isa);
+  if (!reason.empty()) {
+    return Verdict::refuse(std::move(reason));
+  }
+  // The larger of reading the active experts at 10 bytes a nanosecond and computing 100 multiply-
+  // adds a nanosecond: nominal figures of one server core, there to rank and not to be read.
+  const Problem& problem = context.problem;
+  const std::int64_t routes = num_tokens * problem.top_k;
+  const auto active = static_cast<double>(std::min(routes, problem.num_experts));
+  const double bytes = active * static_cast<double>(context.layout.gate_up.expert_stride_bytes +
+                                                    context.layout.down.expert_stride_bytes);
+  const double products =
+      static_cast<double>(routes) *
+      static_cast<double>(num_gate_up_rows(problem) + problem.intermediate_size) *
+      static_cast<double>(problem.hidden_size);
+  return Verdict::accept(std::max(bytes / 10e3, products / 100e3));
+}
+
+std::vector<Step> lower_cpu(const plan::FamilyContext& context, std::string_view family) {
+  std::vector<Step> steps;
+  for (const std::string_view role : {kGateUp, kDown}) {
+    Step step;
+    step.family = family;
+    step.kernel = plan::make_kernel_name({std::string(family),
+                                          std::string(recipe_info(context.problem.recipe).name),
+                                          cat(role, "_", tile_name(context.device.isa)),
+                                          std::string(isa_name(context.device.isa))});
+    step.grid.x = std::max<std::int64_t>(1, context.device.num_threads);
+    step.status = kernels_of(context.device.isa).status;
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+CpuKernel cpu_kernel(const Step& step, std::string_view family) noexcept {
+  std::string_view name = step.kernel;
+  if (!take(name, family) || !take(name, ".")) {
+    return nullptr;
+  }
+  name.remove_prefix(std::min(name.find('.'), name.size()));  // any recipe: bodies read the layout
+  const bool is_gate_up = take(name, ".gate_up_");
+  if (!is_gate_up && !take(name, ".down_")) {
+    return nullptr;
+  }
+  name.remove_prefix(std::min(name.find('.'), name.size()));
+  for (const IsaKernels& kernels : kIsaKernels) {
+    std::string_view rest = name;
+    if (take(rest, ".") && rest == isa_name(kernels.isa)) {
+      return is_gate_up ? kernels.gate_up : kernels.down;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace moekit::panels
