@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans a layer and reads the plan back from its JSON: links the library and calls across its border.
+// Plans a layer and reads the plan back from its JSON: links the library and calls across its
+// border.
 
 #include <cstdio>
-
 #include <moekit/moekit.h>
 
 int main() {
