@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "panels/expert_steps.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "panels/layer_case.h"
@@ -279,6 +281,16 @@ TEST(ExpertSteps, ScratchGrowsWithTokensAndStaysBounded) {
     EXPECT_LT(layout.num_workers * layout.worker_bytes + other, 16 << 20) << threads;
   }
   EXPECT_EQ(checked, 6 * 301);
+}
+
+// The tests above run what the processor has; what it lacks is reported once, here.
+TEST(ExpertSteps, EveryInstructionSetRanHere) {
+  ASSERT_GE(testable_isas().size(), 1U);
+  for (const char* isa : {"avx2", "avx512"}) {
+    if (std::find(testable_isas().begin(), testable_isas().end(), isa) == testable_isas().end()) {
+      GTEST_SKIP() << isa << " bodies: this processor or system lacks it";
+    }
+  }
 }
 
 }  // namespace

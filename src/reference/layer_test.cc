@@ -22,7 +22,7 @@ struct HandLayer {
   std::vector<float> x = {1, -2, 0.5F, 0, 3, -1, 2, 4};
   std::vector<std::int32_t> ids = {0, 1};
   std::vector<float> weights = {0.5F, 2.0F};
-  std::vector<float> biases = {10, 20, 30, 40, 50, 60, 70, 80};
+  std::vector<float> biases = {10, 20, 30, 40, 50, 60, 70, 80, 90, 0, 110, 0, 130, 0, 150, 0};
   std::vector<float> shared = {1, 2, 3, 4, 5, 6, 7, 8};
   RunArguments arguments{};
 
@@ -85,7 +85,7 @@ TEST(Layer, RouterWeightOnInputScalesTheSumButNotTheBias) {
   HandLayer layer;
   layer.problem.router_weight_on_input = true;
   layer.problem.gate_up_bias = true;
-  layer.source.experts[0].up_bias = {layer.biases.data(), DType::kF32, 4, 2};  // 10, 30, 50, 70
+  layer.source.experts[0].up_bias = {layer.biases.data(), DType::kF32, 8, 2};  // 10, 30, 50, …
   layer.ids = {0, -1};
   const std::vector<double> out = layer.evaluate();
   EXPECT_EQ(out[0], round_to(kBf16Shape, (0.5 * 1 + 10.0) * (0.5 * 1 + 10.0)));
