@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// The three JSON files of a Hugging Face folder from hostile bytes, beside well-formed tensors:
+// config.json, hf_quant_config.json and model.safetensors.index.json, separated by 0x1E.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moekit/checkpoint.h"
+
+#include "checkpoint/composed_files_test.h"
+#include "checkpoint/state.h"
+
+namespace {
+
+using moekit::Checkpoint;
+using moekit::Status;
+using moekit::checkpoint::ComposedTensor;
+
+constexpr char kSeparator = '\x1E';
+
+std::vector<ComposedTensor> linear_experts() {
+  std::vector<ComposedTensor> tensors{
+      {"model.layers.1.mlp.gate.weight", "BF16", {4, 16}},
+      {"model.layers.1.mlp.gate.e_score_correction_bias", "F32", {4}}};
+  for (int expert = 0; expert < 4; ++expert) {
+    const std::string base = "model.layers.1.mlp.experts." + std::to_string(expert) + ".";
+    tensors.push_back({base + "gate_proj.weight", "BF16", {8, 16}});
+    tensors.push_back({base + "up_proj.weight", "BF16", {8, 16}});
+    tensors.push_back({base + "down_proj.weight", "BF16", {16, 8}});
+  }
+  return tensors;
+}
+
+std::vector<ComposedTensor> ungated_experts() {
+  std::vector<ComposedTensor> tensors{{"backbone.layers.2.mixer.gate.weight", "F32", {2, 16}}};
+  for (int expert = 0; expert < 2; ++expert) {
+    const std::string base = "backbone.layers.2.mixer.experts." + std::to_string(expert) + ".";
+    tensors.push_back({base + "up_proj.weight", "BF16", {8, 16}});
+    tensors.push_back({base + "down_proj.weight", "BF16", {16, 8}});
+  }
+  return tensors;
+}
+
+std::vector<ComposedTensor> stacked_experts() {
+  const std::string base = "model.layers.0.mlp.";
+  return {{base + "router.weight", "BF16", {3, 40}},
+          {base + "router.bias", "BF16", {3}},
+          {base + "experts.gate_up_proj_blocks", "U8", {3, 16, 2, 16}},
+          {base + "experts.gate_up_proj_scales", "U8", {3, 16, 2}},
+          {base + "experts.gate_up_proj_bias", "BF16", {3, 16}},
+          {base + "experts.down_proj_blocks", "U8", {3, 40, 1, 16}},
+          {base + "experts.down_proj_scales", "U8", {3, 40, 1}},
+          {base + "experts.down_proj_bias", "BF16", {3, 40}}};
+}
+
+const std::array<std::string, 3>& tensor_files() {
+  static const std::array<std::string, 3> files{
+      moekit::checkpoint::compose_zeros(linear_experts()),
+      moekit::checkpoint::compose_zeros(ungated_experts()),
+      moekit::checkpoint::compose_zeros(stacked_experts())};
+  return files;
+}
+
+/// Up to three texts; an empty one counts as an absent file.
+std::array<std::optional<std::string>, 3> split(std::string_view input) {
+  std::array<std::optional<std::string>, 3> texts;
+  for (std::optional<std::string>& text : texts) {
+    const std::size_t end = input.find(kSeparator);
+    if (const std::string_view part = input.substr(0, end); !part.empty()) {
+      text = std::string(part);
+    }
+    input = end == std::string_view::npos ? std::string_view() : input.substr(end + 1);
+  }
+  return texts;
+}
+
+void require_one_line(const Status& status) {
+  if (status.message().find('\n') != std::string_view::npos) {
+    __builtin_trap();
+  }
+}
+
+void read_folder(const std::string& file,
+                 const std::array<std::optional<std::string>, 3>& texts,
+                 const moekit::checkpoint::WeightIndex* index) {
+  moekit::Result<moekit::checkpoint::ModelConfig> config =
+      moekit::checkpoint::read_model_config(texts[0], texts[1]);
+  require_one_line(config.status());
+  if (!config.has_value()) {
+    return;
+  }
+  Checkpoint::State state;
+  Status status = moekit::checkpoint::add_tensors(
+      {.name = "model.safetensors", .bytes = moekit::checkpoint::as_bytes(file)}, index, state);
+  if (status.ok() && index != nullptr) {
+    status = moekit::checkpoint::check_index(*index, state);
+  }
+  require_one_line(status);
+  moekit::checkpoint::find_modules(state);
+  moekit::checkpoint::adopt_config(std::move(*config), state);
+  for (const auto& [layer, module] : state.modules) {
+    require_one_line(moekit::checkpoint::read_layer(state, layer).status());
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t size) {
+  const auto texts = split({reinterpret_cast<const char*>(input), size});
+  std::optional<moekit::checkpoint::WeightIndex> index;
+  if (texts[2].has_value()) {
+    moekit::Result<moekit::checkpoint::WeightIndex> parsed =
+        moekit::checkpoint::parse_weight_index(*texts[2]);
+    require_one_line(parsed.status());
+    if (parsed.has_value()) {
+      index = std::move(*parsed);
+    }
+  }
+  for (const std::string& file : tensor_files()) {
+    read_folder(file, texts, index.has_value() ? &*index : nullptr);
+  }
+  return 0;
+}

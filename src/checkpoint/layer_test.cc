@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layers composed in memory: every naming scheme, and every way a layer can contradict itself.
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "moekit/checkpoint.h"
+
+#include "checkpoint/composed_files_test.h"
+#include "checkpoint/state.h"
+
+namespace moekit::checkpoint {
+namespace {
+
+using Tensors = std::vector<ComposedTensor>;
+
+/// A file of zeros with its configuration, open.
+struct Composed {
+  explicit Composed(const Tensors& tensors, const std::string& config = "")
+      : file(compose_zeros(tensors)) {
+    Status status = add_tensors({.name = "f", .bytes = as_bytes(file)}, nullptr, state);
+    EXPECT_TRUE(status.ok()) << status.to_string();
+    find_modules(state);
+    if (!config.empty()) {
+      Result<ModelConfig> read = read_model_config(config, std::nullopt);
+      EXPECT_TRUE(read.has_value()) << read.status().to_string();
+      adopt_config(std::move(*read), state);
+    }
+  }
+
+  [[nodiscard]] Result<CheckpointLayer> layer(std::int64_t id = 1) const {
+    return read_layer(state, id);
+  }
+
+  std::string file;
+  Checkpoint::State state;
+};
+
+const std::string kModule = "model.layers.1.mlp.";
+
+/// bf16 experts, H 16, I 8.
+Tensors plain(int num_experts, const std::string& module = kModule) {
+  Tensors tensors;
+  for (int expert = 0; expert < num_experts; ++expert) {
+    const std::string base = module + "experts." + std::to_string(expert) + ".";
+    tensors.push_back({base + "gate_proj.weight", "BF16", {8, 16}});
+    tensors.push_back({base + "up_proj.weight", "BF16", {8, 16}});
+    tensors.push_back({base + "down_proj.weight", "BF16", {16, 8}});
+  }
+  return tensors;
+}
+
+/// The same in a packed format: codes, scales and perhaps a global per projection.
+Tensors packed(const std::string& codes,
+               const std::string& scales_dtype,
+               std::int64_t group,
+               const std::string& global) {
+  Tensors tensors;
+  for (const ComposedTensor& linear : plain(2)) {
+    const std::string base = linear.name.substr(0, linear.name.rfind('.') + 1);
+    const std::int64_t rows = linear.shape[0];
+    const std::int64_t cols = linear.shape[1];
+    tensors.push_back({base + codes, "U8", {rows, cols / 2}});
+    tensors.push_back({base + "weight_scale", scales_dtype, {rows, (cols + group - 1) / group}});
+    if (!global.empty()) {
+      tensors.push_back({base + global, "F32", {}});
+    }
+  }
+  return tensors;
+}
+
+ComposedTensor* find(Tensors& tensors, const std::string& ending) {
+  for (ComposedTensor& tensor : tensors) {
+    if (tensor.name.ends_with(ending)) {
+      return &tensor;
+    }
+  }
+  ADD_FAILURE() << "no tensor " << ending;
+  return nullptr;
+}
+
+void remove_tensor(Tensors& tensors, const std::string& ending) {
+  const std::size_t before = tensors.size();
+  std::erase_if(tensors, [&](const ComposedTensor& t) { return t.name.ends_with(ending); });
+  EXPECT_LT(tensors.size(), before) << ending;
+}
+
+void expect_refused(const Composed& composed, StatusCode code, const std::string& words) {
+  const Result<CheckpointLayer> layer = composed.layer();
+  EXPECT_EQ(layer.status().code(), code) << layer.status().to_string();
+  EXPECT_NE(layer.status().message().find(words), std::string_view::npos)
+      << words << "\n  not in: " << layer.status().message();
+}
+
+constexpr StatusCode kInvalid = StatusCode::kInvalidArgument;
+constexpr StatusCode kUnsupported = StatusCode::kUnsupported;
+
+TEST(Layer, a_bare_file_is_read_with_assumptions) {
+  const Composed composed(plain(2));
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_EQ(layer->prefix, kModule + "experts.");
+  EXPECT_EQ(layer->problem.top_k, 0);
+  EXPECT_EQ(layer->problem.activation.kind, ActivationKind::kSilu);
+  EXPECT_FALSE(layer->routing.has_value());
+  EXPECT_EQ(layer->router.weight.data, nullptr);
+}
+
+TEST(Layer, packed_schemes_by_name) {
+  const Result<CheckpointLayer> modelopt =
+      Composed(packed("weight", "F8_E4M3", 16, "weight_scale_2")).layer();
+  ASSERT_TRUE(modelopt.has_value()) << modelopt.status().to_string();
+  EXPECT_EQ(modelopt->scheme, "modelopt_nvfp4");
+  EXPECT_EQ(modelopt->source.experts[1].up.global_scale, 0.0F);  // legal: a dormant expert
+  for (const std::string dtype : {"U8", "F8_E8M0"}) {
+    const Result<CheckpointLayer> mxfp4 = Composed(packed("weight_packed", dtype, 32, "")).layer();
+    ASSERT_TRUE(mxfp4.has_value()) << mxfp4.status().to_string();
+    EXPECT_EQ(mxfp4->scheme, "compressed_tensors_mxfp4");
+    EXPECT_EQ(mxfp4->problem.recipe, Recipe::kW4a16Mxfp4);
+    EXPECT_EQ(mxfp4->source.experts[1].down.cols, 8);
+    EXPECT_EQ(num_scale_cols(mxfp4->source.experts[1].down), 1);
+    EXPECT_TRUE(validate_weights(mxfp4->source.experts[1].down).ok());
+  }
+}
+
+TEST(Layer, a_reciprocal_global_of_zero_is_refused) {
+  expect_refused(Composed(packed("weight_packed", "F8_E4M3", 16, "weight_global_scale")),
+                 kInvalid,
+                 "up_proj.weight_global_scale' is 0, and its reciprocal");
+}
+
+TEST(Layer, packed_tensors_that_do_not_fit) {
+  const Tensors good = packed("weight", "F8_E4M3", 16, "weight_scale_2");
+  Tensors tensors = good;
+  find(tensors, "1.up_proj.weight_scale")->shape = {8, 2};
+  expect_refused(Composed(tensors), kInvalid, "has shape [8, 2], expected [8, 1]");
+  tensors = good;
+  find(tensors, "1.down_proj.weight_scale_2")->shape = {2};
+  expect_refused(Composed(tensors), kInvalid, "is f32 [2], expected one f32");
+  tensors = good;
+  find(tensors, "1.down_proj.weight_scale_2")->dtype = "BF16";
+  expect_refused(Composed(tensors), kInvalid, "is bf16 [], expected one f32");
+  tensors = good;
+  remove_tensor(tensors, "1.down_proj.weight_scale_2");
+  expect_refused(Composed(tensors),
+                 kInvalid,
+                 "missing tensor '" + kModule + "experts.1.down_proj.weight_scale_2'");
+  tensors = good;
+  remove_tensor(tensors, "1.gate_proj.weight_scale");
+  expect_refused(Composed(tensors), kInvalid, "gate_proj.weight_scale'");
+  tensors = good;
+  find(tensors, "1.gate_proj.weight_scale")->dtype = "F8_E5M2";
+  expect_refused(Composed(tensors), kInvalid, "has dtype e5m2, expected e4m3");
+}
+
+TEST(Layer, mixed_formats_are_refused) {
+  Tensors tensors = packed("weight", "F8_E4M3", 16, "weight_scale_2");
+  ComposedTensor* down = find(tensors, "1.down_proj.weight");
+  down->dtype = "BF16";
+  down->shape = {16, 8};
+  expect_refused(
+      Composed(tensors), kInvalid, "mixed formats: '" + kModule + "experts.1.down_proj.' is bf16");
+}
+
+TEST(Layer, quantisations_without_a_format_name_the_nearest) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"weight_scale_inv", "fp8_block128"}, {"qweight", "int4"}, {"trellis", "exl3"}};
+  for (const auto& [suffix, what] : cases) {
+    Tensors tensors = plain(1);
+    find(tensors, "up_proj.weight")->dtype = "F8_E4M3";
+    tensors.push_back({kModule + "experts.0.up_proj." + suffix, "F32", {1, 1}});
+    const Composed composed(tensors);
+    expect_refused(composed, kUnsupported, what);
+    expect_refused(composed, kUnsupported, "nearest supported");
+  }
+  Tensors half = plain(1);
+  find(half, "up_proj.weight")->dtype = "F16";
+  expect_refused(Composed(half), kUnsupported, "has dtype f16");
+}
+
+TEST(Layer, missing_and_misshapen_tensors_are_named) {
+  Tensors tensors = plain(3);
+  remove_tensor(tensors, "experts.2.up_proj.weight");
+  expect_refused(
+      Composed(tensors), kInvalid, "missing tensor '" + kModule + "experts.2.up_proj.weight'");
+  tensors = plain(3);
+  remove_tensor(tensors, "experts.1.gate_proj.weight");
+  expect_refused(
+      Composed(tensors), kInvalid, "missing tensor '" + kModule + "experts.1.gate_proj.weight'");
+  tensors = plain(3);
+  std::erase_if(tensors, [](const ComposedTensor& t) {
+    return t.name.find(".1.") != std::string::npos &&
+           t.name.find("experts.1.") != std::string::npos;
+  });
+  expect_refused(
+      Composed(tensors), kInvalid, "has 2 experts with ids 0 to 2, expected 2 with ids from 0");
+  tensors = plain(2);
+  find(tensors, "1.down_proj.weight")->shape = {16, 16};
+  expect_refused(Composed(tensors), kInvalid, "is [16, 16], expected [16, 8]");
+  tensors = plain(2);
+  find(tensors, "0.up_proj.weight")->shape = {8, 4, 4};
+  expect_refused(Composed(tensors), kInvalid, "has shape [8, 4, 4], expected a matrix");
+  tensors = plain(1);
+  for (ComposedTensor& tensor : tensors) {
+    tensor.name.replace(tensor.name.find("_proj"), 5, "_wing");
+  }
+  expect_refused(Composed(tensors), kInvalid, "neither up_proj and down_proj nor w1, w2 and w3");
+  Tensors biased = plain(2);
+  biased.push_back({kModule + "experts.0.up_proj.bias", "BF16", {8}});
+  biased.push_back({kModule + "experts.0.gate_proj.bias", "BF16", {8}});
+  expect_refused(Composed(biased), kInvalid, "has a bias where others have none");
+  biased.back().shape = {9};
+  expect_refused(Composed(biased), kInvalid, "has shape [9], expected [8]");
+}
+
+TEST(Layer, linear_biases_are_views) {
+  Tensors tensors = plain(1);
+  tensors.push_back({kModule + "experts.0.up_proj.bias", "BF16", {8}});
+  tensors.push_back({kModule + "experts.0.gate_proj.bias", "F32", {8}});
+  tensors.push_back({kModule + "experts.0.down_proj.bias", "F16", {16}});
+  const Composed composed(tensors);
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_TRUE(layer->problem.gate_up_bias);
+  EXPECT_TRUE(layer->problem.down_bias);
+  EXPECT_EQ(layer->source.experts[0].down_bias.dtype, DType::kF16);
+  EXPECT_EQ(layer->source.experts[0].down_bias.size, 16);
+}
+
+struct Contradiction {
+  std::string config;
+  StatusCode code;
+  std::string words;
+};
+
+TEST(Layer, configurations_that_do_not_fit_the_tensors) {
+  const std::vector<Contradiction> cases{
+      {R"({"hidden_size":24})", kInvalid, "hidden size 16 in the tensors, 24 in config.json"},
+      {R"({"moe_intermediate_size":16})", kInvalid, "intermediate size 8 in the tensors, 16"},
+      {R"({"num_experts":5})", kInvalid, "expected 5 (config.json num_experts)"},
+      {R"({"num_experts_per_tok":5})", kInvalid, "top_k 5 (config.json num_experts_per_tok)"},
+      {R"({"num_experts_per_tok":0})", kInvalid, "top_k 0"},
+      {R"({"hidden_act":"gelu"})", kUnsupported, "activation 'gelu'"},
+      {R"({"hidden_act":"relu2"})", kInvalid, "has no gate, but"},
+      {R"({"num_experts_per_tok":2,"n_group":3,"topk_group":1})", kInvalid, "n_group 3"},
+      {R"({"num_experts_per_tok":2,"n_group":2,"topk_group":3})", kInvalid, "topk_group 3"},
+      {R"({"num_experts_per_tok":3,"n_group":2,"topk_group":1})",
+       kInvalid,
+       "exceeds the 2 experts"},
+  };
+  Tensors tensors = plain(4);
+  tensors.push_back({kModule + "gate.weight", "BF16", {4, 16}});
+  for (const Contradiction& item : cases) {
+    expect_refused(Composed(tensors, item.config), item.code, item.words);
+  }
+  tensors.back().shape = {5, 16};
+  expect_refused(Composed(tensors), kInvalid, "has shape [5, 16], expected [4, 16]");
+  tensors.back() = {kModule + "gate.weight", "U8", {4, 16}};
+  expect_refused(Composed(tensors), kInvalid, "has dtype u8, expected f32, bf16 or f16");
+}
+
+TEST(Layer, routing_from_model_type_and_fields) {
+  Tensors tensors = plain(4);
+  tensors.push_back({kModule + "gate.weight", "BF16", {4, 16}});
+  const auto routing = [&](const std::string& fields) {
+    const Composed composed(tensors, R"({"num_experts_per_tok":2,)" + fields + "}");
+    const Result<CheckpointLayer> layer = composed.layer();
+    EXPECT_TRUE(layer.has_value()) << layer.status().to_string();
+    return layer->routing;
+  };
+  EXPECT_FALSE(routing(R"("model_type":"qwen3_moe")")->renormalize);
+  EXPECT_TRUE(routing(R"("model_type":"qwen3_moe","norm_topk_prob":true)")->renormalize);
+  EXPECT_TRUE(routing(R"("model_type":"mixtral")")->renormalize);
+  EXPECT_FALSE(routing(R"("model_type":"deepseek_v2","norm_topk_prob":true)")->renormalize);
+  EXPECT_EQ(routing(R"("model_type":"deepseek_v3","n_group":1,"topk_group":1)")->scale, 2.5F);
+  EXPECT_EQ(routing(R"("model_type":"glm4_moe","routed_scaling_factor":3)")->scale, 3.0F);
+  EXPECT_EQ(routing(R"("model_type":"minimax_m2")")->scoring, Scoring::kSigmoid);
+  EXPECT_EQ(routing(R"("model_type":"new","scoring_func":"sigmoid")")->scoring, Scoring::kSigmoid);
+  EXPECT_EQ(routing(R"("model_type":"new")")->scoring, Scoring::kSoftmax);
+  EXPECT_EQ(routing(R"("text_config":{"model_type":"qwen3_5_moe_text"})")->renormalize, true);
+  // What moekit does not serve is no routing and a line that says why, never another routing.
+  EXPECT_FALSE(routing(R"("scoring_func":"sqrtsoftplus")").has_value());
+  EXPECT_FALSE(routing(R"("model_type":"deepseek_v2","topk_method":"group_limited_greedy",)"
+                       R"("n_group":2,"topk_group":1)")
+                   .has_value());
+  tensors.push_back({kModule + "e_score_correction_bias", "F32", {4}});
+  EXPECT_TRUE(routing(R"("model_type":"minimax_m2")")->correction_bias);
+  EXPECT_EQ(routing(R"("model_type":"new")")->scoring, Scoring::kSigmoid);
+}
+
+TEST(Layer, activation_parameters) {
+  const auto activation = [&](const std::string& config) {
+    const Result<CheckpointLayer> layer = Composed(plain(2), config).layer();
+    EXPECT_TRUE(layer.has_value()) << layer.status().to_string();
+    return layer->problem.activation;
+  };
+  EXPECT_EQ(activation(R"({"hidden_act":"silu","swiglu_limit":10})").limit, 10.0F);
+  EXPECT_EQ(activation(R"({"hidden_act":"silu","swiglu_limit":0})").limit, std::nullopt);
+  EXPECT_EQ(activation(R"({"hidden_act":"swish"})").kind, ActivationKind::kSilu);
+  EXPECT_EQ(activation(R"({"hidden_act":"situ"})").kind, ActivationKind::kSitu);
+}
+
+TEST(Layer, expert_counts_from_1_to_1024) {
+  for (const int num_experts : {1, 1024}) {
+    const Result<CheckpointLayer> layer = Composed(plain(num_experts)).layer();
+    ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+    EXPECT_EQ(layer->problem.num_experts, num_experts);
+  }
+  expect_refused(Composed(plain(1025)), kUnsupported, "has 1025 experts, at most 1024");
+}
+
+TEST(Layer, one_number_must_not_mean_two_modules_and_mtp_heads_are_apart) {
+  Tensors tensors = plain(1);
+  for (const ComposedTensor& tensor : plain(1, "mtp.layers.1.mlp.")) {
+    tensors.push_back(tensor);
+  }
+  EXPECT_TRUE(Composed(tensors).layer().has_value());
+  for (const ComposedTensor& tensor : plain(1, "draft.layers.1.mlp.")) {
+    tensors.push_back(tensor);
+  }
+  expect_refused(Composed(tensors), kInvalid, "several modules claim the layer");
+}
+
+Tensors gpt_oss_original() {
+  const std::string base = "block.1.mlp.";
+  return {{base + "gate.weight", "BF16", {3, 64}},
+          {base + "gate.bias", "BF16", {3}},
+          {base + "mlp1_weight.blocks", "U8", {3, 16, 2, 16}},
+          {base + "mlp1_weight.scales", "U8", {3, 16, 2}},
+          {base + "mlp1_bias", "BF16", {3, 16}},
+          {base + "mlp2_weight.blocks", "U8", {3, 64, 1, 16}},
+          {base + "mlp2_weight.scales", "U8", {3, 64, 1}},
+          {base + "mlp2_bias", "BF16", {3, 64}}};
+}
+
+TEST(Layer, gpt_oss_under_its_original_names) {
+  const Composed composed(gpt_oss_original(), R"({"model_type":"gpt_oss","experts_per_token":2})");
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_EQ(layer->scheme, "gpt_oss_mxfp4");
+  EXPECT_EQ(layer->problem.intermediate_size, 8);  // a short last group: 8 of 32
+  EXPECT_EQ(layer->source.experts[2].down.cols, 8);
+  EXPECT_EQ(layer->source.experts[2].up.row_stride_bytes, 64);
+  EXPECT_EQ(layer->routing->scoring, Scoring::kSoftmaxSelected);
+  EXPECT_NE(layer->router.bias.data, nullptr);
+  EXPECT_TRUE(validate_weights(layer->source.experts[2].down).ok());
+}
+
+TEST(Layer, stacked_tensors_that_do_not_fit) {
+  Tensors tensors = gpt_oss_original();
+  find(tensors, "mlp2_weight.scales")->shape = {3, 64, 2};
+  expect_refused(Composed(tensors), kInvalid, "has shape [3, 64, 2], expected [3, 64, 1]");
+  tensors = gpt_oss_original();
+  find(tensors, "mlp2_weight.blocks")->shape = {3, 64, 16};
+  expect_refused(Composed(tensors), kInvalid, "expected [experts, rows, groups, 16] of u8");
+  tensors = gpt_oss_original();
+  find(tensors, "mlp1_bias")->shape = {3, 8};
+  expect_refused(Composed(tensors), kInvalid, "has shape [3, 8], expected [3, 16]");
+  tensors = gpt_oss_original();
+  remove_tensor(tensors, "mlp2_weight.scales");
+  expect_refused(Composed(tensors), kInvalid, "missing tensor 'block.1.mlp.mlp2_weight.scales'");
+  tensors = gpt_oss_original();
+  find(tensors, "mlp2_weight.blocks")->shape = {2, 64, 1, 16};
+  find(tensors, "mlp2_weight.scales")->shape = {2, 64, 1};
+  expect_refused(Composed(tensors), kInvalid, "gate_up is [3, 16, 64], down [2, 64, 8]");
+  tensors = gpt_oss_original();
+  remove_tensor(tensors, "mlp1_bias");
+  expect_refused(Composed(tensors), kUnsupported, "no known row order");
+}
+
+TEST(Layer, fused_tensors_of_transformers_5) {
+  const std::string base = kModule + "experts.";
+  const Composed composed(
+      {{base + "gate_up_proj", "BF16", {2, 16, 24}}, {base + "down_proj", "BF16", {2, 24, 8}}});
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_EQ(layer->problem.row_order, RowOrder::kGateUp);
+  EXPECT_EQ(layer->problem.hidden_size, 24);
+  EXPECT_EQ(layer->problem.intermediate_size, 8);
+  EXPECT_EQ(layer->problem.activation.kind, ActivationKind::kSilu);
+  const ExpertWeights& last = layer->source.experts[1];
+  EXPECT_EQ(
+      static_cast<const std::byte*>(last.up.codes) - static_cast<const std::byte*>(last.gate.codes),
+      8 * 24 * 2);
+  // Transposed without biases (Llama 4) has another row order: refused, not guessed.
+  expect_refused(Composed({{base + "gate_up_proj", "BF16", {2, 24, 16}},
+                           {base + "down_proj", "BF16", {2, 8, 24}}}),
+                 kUnsupported,
+                 "no known row order");
+}
+
+TEST(Layer, experts_behind_a_latent_projection) {
+  Tensors tensors = plain(2);
+  tensors.push_back({kModule + "gate.weight", "BF16", {2, 40}});
+  const Composed composed(tensors,
+                          R"({"hidden_size":40,"moe_latent_size":16,"num_experts_per_tok":1})");
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_EQ(layer->problem.hidden_size, 16);
+  EXPECT_EQ(layer->router.weight.shape[1], 40);
+}
+
+}  // namespace
+}  // namespace moekit::checkpoint
