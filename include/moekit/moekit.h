@@ -8,6 +8,7 @@
 #include "moekit/dtype.h"
 #include "moekit/experts.h"
 #include "moekit/format.h"
+#include "moekit/kernels.h"
 #include "moekit/plan.h"
 #include "moekit/problem.h"
 #include "moekit/recipe.h"

@@ -24,6 +24,7 @@ namespace moekit {
 
 struct RuntimeOptions {
   int num_threads = 0;  // 0: MOEKIT_THREADS, else all cores available to the process
+  int cuda_device = 0;  // the driver's number of the GPU that CUDA plans run on
   std::function<void(LogLevel, std::string_view)>
       log{};  // one line per event, key=value; none by default
 };

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "base/text.h"
-#include "cuda/self_test.h"
+#include "cuda/known_answer.h"
 
 namespace moekit::cuda {
 namespace {

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/catalog.h"
 
+#include <array>
+
 #include "kernels/decode_gemv/planner.h"
 #include "kernels/grouped_gemm/planner.h"
+#include "kernels/quantize_rows/quantize.h"
 #include "kernels/route_topk/planner.h"
 
 namespace moekit::kernels {
@@ -14,6 +17,26 @@ std::span<const plan::KernelFamily* const> catalog() noexcept {
       &grouped_gemm::kFamily,  // many tokens: grouped execution
   };
   return kFamilies;
+}
+
+std::span<const CudaEntry> cuda_catalog() noexcept {
+  struct Entries {
+    std::array<CudaEntry, 16> rows{};
+    std::size_t count = 0;
+  };
+
+  static const Entries entries = [] {
+    Entries made;
+    for (const plan::KernelFamily* family : catalog()) {
+      if (family->cuda != nullptr) {
+        made.rows[made.count++] = {family->name, family->cuda};
+      }
+    }
+    // A step of recipes with quantised activations, which no plan for a GPU has yet.
+    made.rows[made.count++] = {"quantize_rows", &quantize_rows::kCuda};
+    return made;
+  }();
+  return std::span(entries.rows).first(entries.count);
 }
 
 }  // namespace moekit::kernels

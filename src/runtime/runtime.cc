@@ -21,6 +21,14 @@ Result<Runtime> Runtime::create(const RuntimeOptions& options) noexcept {
     }
     auto state = std::make_shared<State>();
     state->options = options;
+    if (options.log) {
+      state->log = base::Log(options.log);
+    } else if (base::environment_config().log_level) {
+      state->log = base::Log(base::stderr_sink(*base::environment_config().log_level));
+    }
+    for (const std::string& problem : base::environment_config().problems) {
+      state->log.warn(base::cat("environment.unknown ", problem));
+    }
     int threads = options.num_threads;
     if (threads == 0) {
       threads = base::environment_config().num_threads;
@@ -31,6 +39,14 @@ Result<Runtime> Runtime::create(const RuntimeOptions& options) noexcept {
     MOEKIT_ASSIGN_OR_RETURN(state->pool, base::ThreadPool::create(threads));
     return Runtime(std::move(state));
   });
+}
+
+Result<CudaRuntime*> Runtime::State::cuda_runtime() {
+  const std::lock_guard lock(cuda_mutex);
+  if (cuda == nullptr) {
+    MOEKIT_ASSIGN_OR_RETURN(cuda, CudaRuntime::open(options.cuda_device, log));
+  }
+  return cuda.get();
 }
 
 int Runtime::num_threads() const noexcept {
@@ -54,7 +70,16 @@ Result<std::int64_t> required_bytes(const Problem& problem,
 }
 
 std::vector<DeviceDescriptor> list_devices() noexcept {
-  return {host_cpu()};
+  std::vector<DeviceDescriptor> devices = {host_cpu()};
+  static_cast<void>(base::at_border([&]() -> Status {
+    MOEKIT_ASSIGN_OR_RETURN(const cuda::DriverTable driver,
+                            cuda::open_driver(base::environment_config().cuda_library));
+    for (DeviceDescriptor& device : cuda::describe_devices(driver)) {
+      devices.push_back(std::move(device));
+    }
+    return {};
+  }));  // without a driver the CPU is the list
+  return devices;
 }
 
 }  // namespace moekit

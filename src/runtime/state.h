@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "moekit/experts.h"
@@ -13,12 +14,19 @@
 
 #include "base/thread_pool.h"
 #include "plan/packed_layout.h"
+#include "runtime/cuda_runtime.h"
 
 namespace moekit {
 
 struct Runtime::State {
   RuntimeOptions options{};
   std::unique_ptr<base::ThreadPool> pool{};
+  base::Log log{};
+  std::mutex cuda_mutex{};  // guards the making of `cuda`
+  std::unique_ptr<CudaRuntime> cuda{};
+
+  /// The GPU of options.cuda_device, opened at the first call that asks for it.
+  [[nodiscard, gnu::visibility("hidden")]] Result<CudaRuntime*> cuda_runtime();
 };
 
 struct PackedExperts::State {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/self_test.h"
+#include "cuda/known_answer.h"
 
 #include <algorithm>
 #include <cstring>
