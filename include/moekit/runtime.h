@@ -90,7 +90,9 @@ class Binding {
 ///                           capacity; workspace too small or misaligned (have and need); out
 ///                           overlapping an input; an expert map with duplicate or out-of-range
 ///                           locals; another layout_id than the plan's (naming both)
-/// Effects touches no tensor content except expert_map
+/// Effects touches no tensor content except expert_map; no allocation
+/// Call it qualified, `moekit::bind(...)`: std::span arguments make an unqualified call find
+/// std::bind.
 [[nodiscard]] Result<Binding> bind(const Runtime& runtime,
                                    const Plan& plan,
                                    const PackedExperts& experts,
