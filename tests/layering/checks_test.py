@@ -4,6 +4,7 @@
 import importlib.machinery
 import importlib.util
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -219,6 +220,32 @@ class TextTest(unittest.TestCase):
             "src/base/a.cc": SPDX + "// TODO(#12): x\nint f(S& s) { return s.data()[0]; }  // NOLINT(check)\n",
             "docs/a.md": "# One two\n[x](a.md#one-two) [y](https://example.org) `src/base/a.cc`\n",
         }), [])
+
+
+class SummaryTest(unittest.TestCase):
+    PASSED = '<testcase name="a" status="run"/>'
+    SKIPPED = ('<testcase name="b" status="notrun"><skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>'
+               "<system-out>x_test.cc:7: Skipped\nno GPU here\n[  SKIPPED ] S.b\n</system-out></testcase>")
+    NOT_BUILT = '<testcase name="c" status="notrun"><skipped message="Unable to find executable"/></testcase>'
+    FAILED = '<testcase name="d" status="fail"><failure message="Failed"/></testcase>'
+
+    def summary(self, *cases):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "results.xml"
+            path.write_text(f"<testsuite>{''.join(cases)}</testsuite>", encoding="utf-8")
+            done = subprocess.run([sys.executable, SCRIPTS / "summarize_tests", "--checks", "2", path],
+                                  stdout=subprocess.PIPE, check=False)
+        return done.returncode, done.stdout.decode().splitlines()
+
+    def test_counts_and_reasons(self):
+        self.assertEqual(self.summary(self.PASSED, self.SKIPPED),
+                         (0, ["skipped 1: no GPU here", "3 passed, 0 failed, 1 skipped"]))
+
+    def test_a_failure_a_test_that_was_not_built_and_an_empty_suite_fail(self):
+        for cases in ((self.FAILED,), (self.NOT_BUILT,), ()):
+            with self.subTest(cases=cases):
+                code, lines = self.summary(*cases)
+                self.assertEqual((code, lines[-1]), (1, "2 passed, 1 failed, 0 skipped"))
 
 
 if __name__ == "__main__":
