@@ -76,7 +76,7 @@ void store_codes(std::uint8_t* row, i64 first_col, i64 cols, std::uint32_t codes
   for (i64 i = 0; i < kPanel16StepCols; ++i) {
     const i64 col = first_col + i;
     if (col >= 0 && col < cols) {
-      const auto code = static_cast<std::uint8_t>((codes >> (4 * i)) & 0xFU);
+      const std::uint32_t code = (codes >> (4 * i)) & 0xFU;
       std::uint8_t& byte = row[col / 2];
       byte = static_cast<std::uint8_t>(col % 2 == 0 ? (byte & 0xF0U) | code
                                                     : (byte & 0x0FU) | (code << 4));
