@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "base/text.h"
+#include "kernels/route_topk/launch_cuda.h"
 #include "kernels/route_topk/route.h"
 
 namespace moekit::kernels::route_topk {
@@ -13,10 +13,6 @@ namespace {
 constexpr std::string_view kName = "route_topk";
 
 plan::Verdict check(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
-  if (context.device.arch != Arch::kCpu) {
-    return plan::Verdict::refuse(
-        base::cat("device is ", arch_name(context.device.arch), ", routing bodies exist for cpu"));
-  }
   // Of the order of one nanosecond per logit: it ranks, nothing is read off it.
   constexpr double kUsPerLogit = 1e-3;
   const auto logits = static_cast<double>(m_max * num_router_experts(context.problem));
@@ -29,7 +25,10 @@ std::vector<plan::SliceRequest> slices(const plan::FamilyContext& context,
   return {{plan::SliceId::kTopkIds, routes * 4}, {plan::SliceId::kTopkWeights, routes * 4}};
 }
 
-std::vector<Step> lower(const plan::FamilyContext& context, std::int64_t, std::int64_t) {
+std::vector<Step> lower(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
+  if (context.device.arch != Arch::kCpu) {
+    return {cuda_step(*context.problem.routing, context.device.arch, m_max)};
+  }
   Step step;
   step.family = kName;
   step.kernel = plan::make_kernel_name({std::string(kName),
@@ -77,6 +76,6 @@ const plan::KernelFamily kFamily{.name = kName,
                                  .slices = slices,
                                  .lower = lower,
                                  .cpu_kernel = cpu_kernel,
-                                 .cuda = nullptr};
+                                 .cuda = &kCuda};
 
 }  // namespace moekit::kernels::route_topk
