@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -264,6 +265,12 @@ const std::vector<Expected> kExpected{
      1},
 };
 
+float bf16_value(const void* data, std::int64_t index) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, static_cast<const std::byte*>(data) + 2 * index, sizeof bits);
+  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
 class RealFolder : public testing::TestWithParam<Expected> {
  protected:
   void SetUp() override {
@@ -440,14 +447,76 @@ INSTANTIATE_TEST_SUITE_P(Committed,
                          testing::ValuesIn(with_dequantisation()),
                          folder_name);
 
-TEST(RealFolders, tables_above_are_not_empty) {
-  EXPECT_EQ(with_dequantisation().size(), 8U);
+/// Folders with the forward pass of the tool's own router.
+std::vector<Expected> with_forward() {
+  std::vector<Expected> chosen;
+  for (const Expected& expected : kExpected) {
+    if (std::filesystem::exists(kFolder + expected.folder + "/expected.safetensors")) {
+      chosen.push_back(expected);
+    }
+  }
+  return chosen;
 }
 
-float bf16_value(const void* data, std::int64_t index) {
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, static_cast<const std::byte*>(data) + 2 * index, sizeof bits);
-  return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+class InferredRouting : public RealFolder {};
+
+/// The correction bias as f32; some of the files hold it as BF16.
+std::vector<float> widened_bias(const TensorView& bias) {
+  std::vector<float> values;
+  for (std::int64_t i = 0; bias.data != nullptr && i < bias.shape[0]; ++i) {
+    values.push_back(bias.dtype == DType::kF32 ? static_cast<const float*>(bias.data)[i]
+                                               : bf16_value(bias.data, i));
+  }
+  return values;
+}
+
+TEST_P(InferredRouting, selects_what_the_model_selects) {
+  const Result<Checkpoint> expected =
+      Checkpoint::open(kFolder + GetParam().folder + "/expected.safetensors");
+  ASSERT_TRUE(expected.has_value());
+  const TensorView& logits = expected->find("router_logits")->view;
+  const auto* ids = static_cast<const std::int64_t*>(expected->find("topk_ids")->view.data);
+  const auto* weights = static_cast<const float*>(expected->find("topk_weights")->view.data);
+  const std::int64_t tokens = logits.shape[0];
+  const std::int64_t top_k = GetParam().top_k;
+  std::vector<std::int32_t> got_ids(static_cast<std::size_t>(tokens * top_k));
+  std::vector<float> got_weights(got_ids.size());
+  ASSERT_TRUE(layer_.routing.has_value());
+  const std::vector<float> bias = widened_bias(layer_.router.correction_bias);
+  const RouteArguments arguments{
+      .logits = logits,
+      .correction_bias = bias.empty() ? nullptr : bias.data(),
+      .topk_ids = matrix_view(got_ids.data(), DType::kI32, tokens, top_k),
+      .topk_weights = matrix_view(got_weights.data(), DType::kF32, tokens, top_k)};
+  const Status status = route(*layer_.routing, arguments);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_GE(tokens, 9);
+  for (std::int64_t token = 0; token < tokens; ++token) {
+    // DeepSeek's router does not sort, so compare as a map.
+    std::map<std::int64_t, float> want;
+    std::map<std::int64_t, float> got;
+    for (std::int64_t slot = 0; slot < top_k; ++slot) {
+      const auto i = static_cast<std::size_t>(token * top_k + slot);
+      want[ids[i]] = weights[i];
+      got[got_ids[i]] = got_weights[i];
+    }
+    ASSERT_EQ(want.size(), static_cast<std::size_t>(top_k));
+    for (const auto& [id, weight] : want) {
+      ASSERT_TRUE(got.contains(id)) << token << " " << id;
+      // A softmax and a division in f32: a few units of 2^-24 on each side.
+      EXPECT_NEAR(got[id], weight, weight * 0x1p-20F);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Committed,
+                         InferredRouting,
+                         testing::ValuesIn(with_forward()),
+                         folder_name);
+
+TEST(RealFolders, tables_above_are_not_empty) {
+  EXPECT_EQ(with_dequantisation().size(), 8U);
+  EXPECT_EQ(with_forward().size(), 15U);
 }
 
 TEST(RealFolders, no_committed_folder_is_forgotten) {
