@@ -2,11 +2,12 @@
 #include "formats/packing.h"
 
 #include "formats/packing_panel16.h"
+#include "formats/packing_tile16.h"
 
 namespace moekit::formats {
 
 std::span<const Packing> packings() noexcept {
-  static const Packing kPackings[] = {kPanel16Packing};
+  static const Packing kPackings[] = {kPanel16Packing, kTile16Packing};
   return kPackings;
 }
 
