@@ -10,7 +10,7 @@ function(moekit_isa_flags)
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-O3")
     elseif(source MATCHES "_avx512\\.cc$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
-        "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vbmi;-mavx512bf16;-mavx512vnni;-mavx2;-mfma;-mf16c;-O3;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>")
+        "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vbmi;-mavx512bf16;-mavx512vnni;-mavx2;-mfma;-mf16c;-O3;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>")
     endif()
   endforeach()
 endfunction()

@@ -26,7 +26,19 @@ struct Avx2 {
   };
 
   using Scale = Sums;
+
+  struct Constants {
+    __m256i high_bytes;  // of bf16(E2M1) by code
+    __m256i low_bytes;
+    __m256i nibble;
+    __m256i high_half;
+  };
+
   static constexpr int kParts = 2;
+  // One or two tokens: both parts at once give 4 or 8 independent chains of additions, enough to
+  // cover their latency within the scheduler's 64 entries; one part's 2 chains ran at half speed.
+  template <int kTokens>
+  static constexpr int kPartsTogether = kTokens <= 2 ? 2 : 1;
   // 4 tokens: 8 sums, 2 weights, 1 operand and 4 constants fill the 16 registers.
   static constexpr int kMaxTokens = 4;
 
@@ -40,57 +52,108 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
   }
 
-  static __m256 high_halves(__m256i words) {
-    return _mm256_castsi256_ps(
-        _mm256_and_si256(words, _mm256_set1_epi32(static_cast<int>(0xFFFF0000U))));
+  static __m256 high_halves(__m256i words, __m256i mask) {
+    return _mm256_castsi256_ps(_mm256_and_si256(words, mask));
+  }
+
+  // Keeps a constant in its register: compilers would rather make it again inside the loop.
+  static __m256i pinned(__m256i value) {
+    __asm__("" : "+x"(value));
+    return value;
+  }
+
+  static Constants constants() {
+    // The two bytes of bf16(E2M1): 0 .5 1 1.5 2 3 4 6, then the same with the sign set.
+    return {
+        pinned(_mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64))),
+        pinned(_mm256_broadcastsi128_si256(_mm_setr_epi8(
+            0, 0, -128, -64, 0, 0x40, -128, -64, 0, 0, -128, -64, 0, 0x40, -128, -64))),
+        pinned(_mm256_set1_epi8(0x0F)),
+        pinned(_mm256_set1_epi32(static_cast<int>(0xFFFF0000U)))};
   }
 
   static __m256 broadcast_pair(const float* x) {
     return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(x)));
   }
 
-  template <int kTokens>
-  static void add_pair(__m256 low, __m256 high, const float* x, i64 x_stride, Sums* sums) {
+  // One 32-bit word of two bf16 weights per lane pair: `first` at x[0] x[1], `second` at x[4] x[5].
+  struct PairWords {
+    __m256i low;
+    __m256i high;
+  };
+
+  // 32 codes, one per byte, to bf16 pairs.
+  static PairWords decode(const Constants& constants, __m256i codes) {
+    const __m256i high = _mm256_shuffle_epi8(constants.high_bytes, codes);
+    const __m256i low = _mm256_shuffle_epi8(constants.low_bytes, codes);
+    return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
+  }
+
+  template <int kPartCount, int kTokens>
+  static void add_pair(const __m256 (&low)[kPartCount],
+                       const __m256 (&high)[kPartCount],
+                       const float* x,
+                       i64 x_stride,
+                       TileSums<Avx2, kTokens>* sums) {
     for (int t = 0; t < kTokens; ++t) {
       const __m256 pair = broadcast_pair(x + t * x_stride);
-      sums[t].low = _mm256_fmadd_ps(low, pair, sums[t].low);
-      sums[t].high = _mm256_fmadd_ps(high, pair, sums[t].high);
+      for (int part = 0; part < kPartCount; ++part) {
+        Sums& sum = sums[part].at[t];
+        sum.low = _mm256_fmadd_ps(low[part], pair, sum.low);
+        sum.high = _mm256_fmadd_ps(high[part], pair, sum.high);
+      }
     }
   }
 
-  // 32 codes, one per byte: columns (x[0], x[1]) in the first two bytes' halves, (x[4], x[5]) in
-  // the second two.
-  template <int kTokens>
-  static void add_nibbles(__m256i codes, const float* x, i64 x_stride, Sums* sums) {
-    // The two bytes of bf16(E2M1): 0 .5 1 1.5 2 3 4 6, then the same with the sign set.
-    const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-        0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
-    const __m256i low_bytes = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 0, -128, -64, 0, 0x40, -128, -64, 0, 0, -128, -64, 0, 0x40, -128, -64));
-    const __m256i high = _mm256_shuffle_epi8(high_bytes, codes);
-    const __m256i low = _mm256_shuffle_epi8(low_bytes, codes);
-    const __m256i rows_low = _mm256_unpacklo_epi8(low, high);
-    const __m256i rows_high = _mm256_unpackhi_epi8(low, high);
-    add_pair<kTokens>(low_halves(rows_low), low_halves(rows_high), x, x_stride, sums);
-    add_pair<kTokens>(high_halves(rows_low), high_halves(rows_high), x + 4, x_stride, sums);
+  template <int kPartCount, int kTokens>
+  static void add_nibbles(const Constants& constants,
+                          const __m256i (&codes)[kPartCount],
+                          const float* x,
+                          i64 x_stride,
+                          TileSums<Avx2, kTokens>* sums) {
+    PairWords words[kPartCount];
+    __m256 low[kPartCount];
+    __m256 high[kPartCount];
+    for (int part = 0; part < kPartCount; ++part) {
+      words[part] = decode(constants, codes[part]);
+      low[part] = low_halves(words[part].low);
+      high[part] = low_halves(words[part].high);
+    }
+    add_pair<kPartCount, kTokens>(low, high, x, x_stride, sums);
+    for (int part = 0; part < kPartCount; ++part) {
+      low[part] = high_halves(words[part].low, constants.high_half);
+      high[part] = high_halves(words[part].high, constants.high_half);
+    }
+    add_pair<kPartCount, kTokens>(low, high, x + 4, x_stride, sums);
   }
 
-  template <int kTokens>
-  static void add_codes(const std::byte* line, i64 part, const float* x, i64 x_stride, Sums* sums) {
-    const __m256i nibble = _mm256_set1_epi8(0x0F);
-    const __m256i words = load(line + part * 32);
-    add_nibbles<kTokens>(_mm256_and_si256(words, nibble), x, x_stride, sums);
-    add_nibbles<kTokens>(
-        _mm256_and_si256(_mm256_srli_epi16(words, 4), nibble), x + 2, x_stride, sums);
+  template <int kPartCount, int kTokens>
+  static void add_codes(const Constants& constants,
+                        const std::byte* line,
+                        const float* x,
+                        i64 x_stride,
+                        TileSums<Avx2, kTokens>* sums) {
+    __m256i codes[kPartCount];
+    for (i64 part = 0; part < kPartCount; ++part) {
+      codes[part] = _mm256_and_si256(load(line + part * 32), constants.nibble);
+    }
+    add_nibbles<kPartCount, kTokens>(constants, codes, x, x_stride, sums);
+    for (i64 part = 0; part < kPartCount; ++part) {
+      codes[part] =
+          _mm256_and_si256(_mm256_srli_epi16(load(line + part * 32), 4), constants.nibble);
+    }
+    add_nibbles<kPartCount, kTokens>(constants, codes, x + 2, x_stride, sums);
   }
 
   // Rows come in order here: `low` sums even columns, `high` odd columns.
   template <int kTokens>
   static void add_bf16(const std::byte* lines, i64 part, const float* x, i64 x_stride, Sums* sums) {
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xFFFF0000U));
     for (i64 pair = 0; pair < 4; ++pair) {
       const __m256i words = load(lines + pair * kPanel16LineBytes + part * 32);
       const __m256 even = low_halves(words);
-      const __m256 odd = high_halves(words);
+      const __m256 odd = high_halves(words, mask);
       for (int t = 0; t < kTokens; ++t) {
         const float* at = x + t * x_stride + pair * 2;
         sums[t].low = _mm256_fmadd_ps(even, _mm256_broadcast_ss(at), sums[t].low);

@@ -18,7 +18,10 @@ struct Avx512 {
   using Operand = std::uint16_t;  // bf16 bits
   using Sums = __m512;
   using Scale = __m512;
+  using Constants = __m512i;  // bf16(E2M1) by code
   static constexpr int kParts = 1;
+  template <int>
+  static constexpr int kPartsTogether = 1;
   static constexpr int kMaxTokens = 8;
 
   static Sums zero() { return _mm512_setzero_ps(); }
@@ -36,7 +39,7 @@ struct Avx512 {
 
   // bf16(E2M1) by 5-bit index: a permute reads five bits, and the fifth belongs to the next code,
   // so the table stands twice.
-  static __m512i bf16_of_code() {
+  static Constants constants() {
     return _mm512_broadcast_i64x4(_mm256_setr_epi16(0x0000,
                                                     0x3F00,
                                                     0x3F80,
@@ -56,23 +59,27 @@ struct Avx512 {
   }
 
   template <int kTokens, i64 kPair>
-  static void add_pair(__m512i words, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+  static void add_pair(
+      __m512i table, __m512i words, const std::uint16_t* x, i64 x_stride, Sums* sums) {
     const __m512i index =
         kPair == 0 ? words : _mm512_srli_epi16(words, static_cast<unsigned>(4 * kPair));
-    const __m512i weights = _mm512_permutexvar_epi16(index, bf16_of_code());
+    const __m512i weights = _mm512_permutexvar_epi16(index, table);
     for (int t = 0; t < kTokens; ++t) {
       sums[t] = dot_pairs(sums[t], weights, broadcast_pair(x + t * x_stride + 2 * kPair));
     }
   }
 
-  template <int kTokens>
-  static void add_codes(
-      const std::byte* line, i64 /*part*/, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+  template <int kPartCount, int kTokens>
+  static void add_codes(const Constants& table,
+                        const std::byte* line,
+                        const std::uint16_t* x,
+                        i64 x_stride,
+                        TileSums<Avx512, kTokens>* sums) {
     const __m512i words = _mm512_loadu_si512(line);
-    add_pair<kTokens, 0>(words, x, x_stride, sums);
-    add_pair<kTokens, 1>(words, x, x_stride, sums);
-    add_pair<kTokens, 2>(words, x, x_stride, sums);
-    add_pair<kTokens, 3>(words, x, x_stride, sums);
+    add_pair<kTokens, 0>(table, words, x, x_stride, sums->at);
+    add_pair<kTokens, 1>(table, words, x, x_stride, sums->at);
+    add_pair<kTokens, 2>(table, words, x, x_stride, sums->at);
+    add_pair<kTokens, 3>(table, words, x, x_stride, sums->at);
   }
 
   template <int kTokens>

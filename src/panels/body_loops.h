@@ -9,10 +9,12 @@
 //   Operand                       element type of operands (u16 bits of bf16, or float)
 //   Sums                          partial sums of one part of a panel
 //   kParts                        parts that a panel's 16 rows are cut into
+//   kPartsTogether<T>             parts whose sums fit the registers at once for T tokens
+//   Constants                     tables and masks, made once per panel
 //   kMaxTokens
 //   zero()                        Sums
-//   add_codes<T>(line, part, x, stride, sums)   += 8 columns of codes
-//   add_bf16<T>(lines, part, x, stride, sums)   += 8 columns of bf16
+//   add_codes<P, T>(constants, line, x, stride, sums[P][T])   += 8 columns of codes of P parts
+//   add_bf16<T>(lines, part, x, stride, sums[T])              += 8 columns of bf16
 //   scale<Element>(bytes, part)   a Scale from 16 stored scale bytes
 //   multiply_add(sums, scale, total)  total + sums * scale
 //   store_codes, store_bf16(sums, part, out)   the 16 / kParts row sums of this part, at its rows
@@ -45,16 +47,30 @@ TileSums<Simd, kTokens> zero_tile() {
   return tile;
 }
 
-/// One scale group (or what the shard holds of it) of one part.
-template <typename Simd, int kTokens>
-TileSums<Simd, kTokens> group_sums(
-    const std::byte* lines, i64 part, i64 steps, const typename Simd::Operand* x, i64 x_stride) {
-  TileSums<Simd, kTokens> group = zero_tile<Simd, kTokens>();
-  for (i64 step = 0; step < steps; ++step) {
-    Simd::template add_codes<kTokens>(
-        lines + step * kPanel16LineBytes, part, x + step * kPanel16StepCols, x_stride, group.at);
+/// One scale group (or what the shard holds of it): sums of `steps` steps from zero, scaled and
+/// added to the totals. `lines` and `scales` begin at the first of the kParts parts.
+template <typename Simd, Panel16Element kElement, int kParts, int kTokens>
+void add_group(const typename Simd::Constants& constants,
+               const std::byte* lines,
+               const std::byte* scales,
+               i64 steps,
+               const typename Simd::Operand* x,
+               i64 x_stride,
+               TileSums<Simd, kTokens>* total) {
+  TileSums<Simd, kTokens> group[kParts];
+  for (int part = 0; part < kParts; ++part) {
+    group[part] = zero_tile<Simd, kTokens>();
   }
-  return group;
+  for (i64 step = 0; step < steps; ++step) {
+    Simd::template add_codes<kParts, kTokens>(
+        constants, lines + step * kPanel16LineBytes, x + step * kPanel16StepCols, x_stride, group);
+  }
+  for (int part = 0; part < kParts; ++part) {
+    const typename Simd::Scale scale = Simd::template scale<kElement>(scales, part);
+    for (int t = 0; t < kTokens; ++t) {
+      total[part].at[t] = Simd::multiply_add(group[part].at[t], scale, total[part].at[t]);
+    }
+  }
 }
 
 template <typename Simd, Panel16Element kElement, int kTokens>
@@ -65,6 +81,10 @@ void dot_code_panel(const std::byte* panel,
                     float* sums) {
   constexpr i64 kGroupSteps = device::panel16_group_cols(kElement) / kPanel16StepCols;
   constexpr i64 kBlockSteps = device::panel16_steps_per_block(kElement);
+  constexpr int kTogether = Simd::template kPartsTogether<kTokens>;
+  constexpr i64 kPartRows = device::kPanel16Rows / Simd::kParts;
+  constexpr i64 kPartBytes = kPanel16LineBytes / Simd::kParts;
+  const typename Simd::Constants constants = Simd::constants();
   TileSums<Simd, kTokens> total[Simd::kParts];
   for (i64 part = 0; part < Simd::kParts; ++part) {
     total[part] = zero_tile<Simd, kTokens>();
@@ -79,14 +99,16 @@ void dot_code_panel(const std::byte* panel,
     while (step < last) {
       const i64 left = device::round_up(step + 1, kGroupSteps) - step;
       const i64 steps = left < last - step ? left : last - step;
-      for (i64 part = 0; part < Simd::kParts; ++part) {
+      for (i64 part = 0; part < Simd::kParts; part += kTogether) {
+        const std::byte* lines = panel + part * kPartBytes;
+        const std::byte* part_scales = scales + part * kPartRows;
         // A whole group is the common case: a constant trip count unrolls.
-        const TileSums<Simd, kTokens> group =
-            steps == kGroupSteps ? group_sums<Simd, kTokens>(panel, part, kGroupSteps, x, x_stride)
-                                 : group_sums<Simd, kTokens>(panel, part, steps, x, x_stride);
-        const typename Simd::Scale scale = Simd::template scale<kElement>(scales, part);
-        for (int t = 0; t < kTokens; ++t) {
-          total[part].at[t] = Simd::multiply_add(group.at[t], scale, total[part].at[t]);
+        if (steps == kGroupSteps) {
+          add_group<Simd, kElement, kTogether, kTokens>(
+              constants, lines, part_scales, kGroupSteps, x, x_stride, total + part);
+        } else {
+          add_group<Simd, kElement, kTogether, kTokens>(
+              constants, lines, part_scales, steps, x, x_stride, total + part);
         }
       }
       scales += device::kPanel16Rows;

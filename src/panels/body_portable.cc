@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The body for any processor: plain loops over the 16 rows, which compilers vectorise with the
-// baseline instruction set.
+// The body for any processor, on the compiler's 16-byte vectors (SSE2, NEON and the like all have
+// them). Without a byte shuffle the cheapest decode is a table: a byte of codes holds two columns
+// of one row, and one 8-byte load gives both weights. Two rows make a vector; a row's sum is two
+// lanes.
+
+#include <array>
+#include <bit>
 
 #include "device/numerics/e2m1.h"
 #include "device/numerics/e8m0.h"
@@ -11,43 +16,85 @@ namespace moekit::panels {
 
 namespace {
 
+// NOLINTBEGIN(modernize-use-using): an alias cannot carry the attribute in both compilers
+typedef float F32x4 __attribute__((vector_size(16)));
+typedef double F64x2 __attribute__((vector_size(16)));
+typedef std::uint32_t U32x4 __attribute__((vector_size(16)));
+
+// NOLINTEND(modernize-use-using)
+
+// Weights of (low nibble, high nibble), as the bits of a double so that one load moves both.
+constexpr std::array<double, 256> make_pair_table() {
+  std::array<double, 256> table{};
+  for (std::uint32_t byte = 0; byte < 256; ++byte) {
+    table[byte] = std::bit_cast<double>(
+        std::array<float, 2>{device::e2m1_to_f32(byte & 0xFU), device::e2m1_to_f32(byte >> 4)});
+  }
+  return table;
+}
+
+constexpr std::array<double, 256> kPairTable = make_pair_table();
+
 struct Portable {
   using Operand = float;
 
+  // Codes: vector v holds rows 2v and 2v + 1, two lanes a row. BF16: vectors 0 to 3 sum the even
+  // columns of rows 4v to 4v + 3, vectors 4 to 7 the odd ones.
   struct Sums {
-    float row[kPanelRows];
+    F32x4 at[8];
   };
 
   using Scale = Sums;
+
+  struct Constants {};
+
   static constexpr int kParts = 1;
+  template <int>
+  static constexpr int kPartsTogether = 1;
   static constexpr int kMaxTokens = 4;
 
   static Sums zero() { return {}; }
 
-  // Decoded weights are kept per column so that the tokens of a tile share the decode.
+  static Constants constants() { return {}; }
+
+  // Bytes 0 to 3 of a row's word hold columns (0, 2), (4, 6), (1, 3), (5, 7): operands to match.
   template <int kTokens>
-  static void add_column(const float* weight, const float* x, i64 x_stride, Sums* sums) {
+  static void gather_operands(const float* x, i64 x_stride, F32x4 (*out)[4]) {
     for (int t = 0; t < kTokens; ++t) {
-      const float value = x[t * x_stride];
-      for (i64 row = 0; row < kPanelRows; ++row) {
-        sums[t].row[row] += weight[row] * value;
-      }
+      const float* at = x + t * x_stride;
+      out[t][0] = F32x4{at[0], at[2], at[0], at[2]};
+      out[t][1] = F32x4{at[4], at[6], at[4], at[6]};
+      out[t][2] = F32x4{at[1], at[3], at[1], at[3]};
+      out[t][3] = F32x4{at[5], at[7], at[5], at[7]};
     }
   }
 
-  template <int kTokens>
-  static void add_codes(
-      const std::byte* line, i64 /*part*/, const float* x, i64 x_stride, Sums* sums) {
-    std::uint32_t words[kPanelRows];
-    std::memcpy(words, line, sizeof(words));
-    for (i64 col = 0; col < kPanel16StepCols; ++col) {
-      // Even columns in the low half, odd columns in the high half (device/layout/panel16.h).
-      const std::uint32_t shift = static_cast<std::uint32_t>((col % 2) * 16 + (col / 2) * 4);
-      float weight[kPanelRows];
-      for (i64 row = 0; row < kPanelRows; ++row) {
-        weight[row] = device::e2m1_to_f32((words[row] >> shift) & 0xFU);
+  static F32x4 decode(const std::byte* first_row, const std::byte* second_row) {
+    return std::bit_cast<F32x4>(F64x2{kPairTable[static_cast<std::size_t>(*first_row)],
+                                      kPairTable[static_cast<std::size_t>(*second_row)]});
+  }
+
+  template <int kPartCount, int kTokens>
+  static void add_codes(const Constants& /*constants*/,
+                        const std::byte* line,
+                        const float* x,
+                        i64 x_stride,
+                        TileSums<Portable, kTokens>* sums) {
+    F32x4 operands[kTokens][4];
+    gather_operands<kTokens>(x, x_stride, operands);
+    for (i64 v = 0; v < 8; ++v) {
+      const std::byte* rows = line + v * 8;
+      F32x4 weights[4];
+      for (i64 byte = 0; byte < 4; ++byte) {
+        weights[byte] = decode(rows + byte, rows + 4 + byte);
       }
-      add_column<kTokens>(weight, x + col, x_stride, sums);
+      for (int t = 0; t < kTokens; ++t) {
+        F32x4 sum = sums->at[t].at[v];
+        for (int byte = 0; byte < 4; ++byte) {
+          sum += weights[byte] * operands[t][byte];
+        }
+        sums->at[t].at[v] = sum;
+      }
     }
   }
 
@@ -55,43 +102,57 @@ struct Portable {
   static void add_bf16(
       const std::byte* lines, i64 /*part*/, const float* x, i64 x_stride, Sums* sums) {
     for (i64 pair = 0; pair < 4; ++pair) {
-      std::uint32_t words[kPanelRows];
-      std::memcpy(words, lines + pair * kPanel16LineBytes, sizeof(words));
-      float even[kPanelRows];
-      float odd[kPanelRows];
-      for (i64 row = 0; row < kPanelRows; ++row) {
-        even[row] = device::float_of(words[row] << 16);
-        odd[row] = device::float_of(words[row] & 0xFFFF0000U);
+      for (i64 v = 0; v < 4; ++v) {
+        U32x4 words;
+        std::memcpy(&words, lines + pair * kPanel16LineBytes + v * 16, sizeof(words));
+        const auto even = std::bit_cast<F32x4>(words << 16);
+        const auto odd = std::bit_cast<F32x4>(words & 0xFFFF0000U);
+        for (int t = 0; t < kTokens; ++t) {
+          const float* at = x + t * x_stride + pair * 2;
+          sums[t].at[v] += even * at[0];
+          sums[t].at[v + 4] += odd * at[1];
+        }
       }
-      add_column<kTokens>(even, x + pair * 2, x_stride, sums);
-      add_column<kTokens>(odd, x + pair * 2 + 1, x_stride, sums);
     }
   }
 
   template <Panel16Element kElement>
   static Scale scale(const std::byte* bytes, i64 /*part*/) {
-    Scale out;
-    for (i64 row = 0; row < kPanelRows; ++row) {
+    const auto value = [&](i64 row) {
       const auto code = static_cast<std::uint32_t>(bytes[row]);
-      out.row[row] = kElement == Panel16Element::kNvfp4 ? device::e5m3_to_f32(code)
-                                                        : device::e8m0_to_f32(code);
+      return kElement == Panel16Element::kNvfp4 ? device::e5m3_to_f32(code)
+                                                : device::e8m0_to_f32(code);
+    };
+    Scale out;
+    for (i64 v = 0; v < 8; ++v) {
+      const float first = value(2 * v);
+      const float second = value(2 * v + 1);
+      out.at[v] = F32x4{first, first, second, second};
     }
     return out;
   }
 
   static Sums multiply_add(const Sums& sums, const Scale& scale, const Sums& total) {
     Sums out;
-    for (i64 row = 0; row < kPanelRows; ++row) {
-      out.row[row] = total.row[row] + sums.row[row] * scale.row[row];
+    for (int v = 0; v < 8; ++v) {
+      out.at[v] = total.at[v] + sums.at[v] * scale.at[v];
     }
     return out;
   }
 
   static void store_codes(const Sums& sums, i64 /*part*/, float* out) {
-    std::memcpy(out, sums.row, sizeof(sums.row));
+    for (i64 v = 0; v < 8; ++v) {
+      out[2 * v] = sums.at[v][0] + sums.at[v][1];
+      out[2 * v + 1] = sums.at[v][2] + sums.at[v][3];
+    }
   }
 
-  static void store_bf16(const Sums& sums, i64 part, float* out) { store_codes(sums, part, out); }
+  static void store_bf16(const Sums& sums, i64 /*part*/, float* out) {
+    for (i64 v = 0; v < 4; ++v) {
+      const F32x4 rows = sums.at[v] + sums.at[v + 4];
+      std::memcpy(out + 4 * v, &rows, sizeof(rows));
+    }
+  }
 };
 
 }  // namespace
