@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/float_environment.h"
 #include "base/text.h"
 
 namespace moekit::base {
@@ -111,6 +112,8 @@ struct ThreadPool::State {
   std::vector<std::jthread> workers;
 
   void work(int worker) {
+    // A thread inherits the modes of the one that started it.
+    const DefaultFloatEnvironment environment;
     std::uint32_t seen = 0;
     while (true) {
       epoch.wait(spin_time, [seen](std::uint32_t value) { return value != seen; });
@@ -164,6 +167,7 @@ int ThreadPool::num_threads() const noexcept {
 
 void ThreadPool::run(Task task, void* context) noexcept {
   State& state = *state_;
+  const DefaultFloatEnvironment environment;
   while (!state.turns.try_take()) {
     state.turns.wait(state.spin_time, [](std::uint32_t value) { return value == 0; });
   }

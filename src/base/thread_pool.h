@@ -28,7 +28,8 @@ class ThreadPool {
 
   using Task = void (*)(void* context, int worker, int num_workers);
 
-  /// Runs task(context, w, num_threads) for every w. Regions of one pool take turns.
+  /// Runs task(context, w, num_threads) for every w, in the default floating-point environment
+  /// whatever the caller's is. Regions of one pool take turns; a region must not start another.
   void run(Task task, void* context) noexcept;
 
   /// The same for a callable (int worker, int num_workers), taken by reference.

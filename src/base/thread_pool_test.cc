@@ -8,6 +8,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/float_environment.h"
+
 namespace moekit::base {
 namespace {
 
@@ -92,6 +94,29 @@ TEST(ThreadPool, RegionsOfSeveralCallersTakeTurns) {
   callers.clear();
   EXPECT_EQ(shared_count, 600);
 }
+
+#if defined(__x86_64__)
+TEST(ThreadPool, RegionsRunInTheDefaultFloatEnvironment) {
+  const unsigned found = _mm_getcsr();
+  const unsigned flushing = found | 0x8040U | 0x6000U;  // both flush modes, round toward zero
+  _mm_setcsr(flushing);
+  const auto pool = make_pool(2);
+  std::vector<unsigned> modes(2, 0);
+  std::vector<float> halves(2, 0.0F);
+  volatile float smallest_normal = 0x1p-126F;
+  pool->parallel([&](int worker, int) {
+    const auto w = static_cast<std::size_t>(worker);
+    modes[w] = _mm_getcsr();
+    halves[w] = smallest_normal * 0.5F;
+  });
+  EXPECT_EQ(_mm_getcsr() & 0xFFC0U, flushing & 0xFFC0U);
+  _mm_setcsr(found);
+  for (std::size_t w = 0; w < 2; ++w) {
+    EXPECT_EQ(modes[w] & 0xFFC0U, 0x1F80U);
+    EXPECT_EQ(halves[w], 0x1p-127F);
+  }
+}
+#endif
 
 TEST(ThreadPool, RefusesBadCountsWithTheValue) {
   for (const int bad : {0, -1, 1025}) {
