@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// moekit bench: time of a whole layer, after its output was checked, beside a linear read of as
+// many bytes.
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "moekit/moekit.h"
+
+#include "cli/aligned_buffer.h"
+#include "cli/bench_case.h"
+#include "cli/layer_call.h"
+#include "cli/options.h"
+#include "cli/random_inputs.h"
+#include "cli/read_probe.h"
+#include "cli/subject.h"
+#include "cli/verbs.h"
+
+namespace moekit::cli {
+namespace {
+
+/// Calls and probes alternate in blocks: a probe beside every timing, without a cold thread pool
+/// before every call.
+constexpr int kBlock = 5;
+constexpr int kMinCalls = 10;
+constexpr int kMaxCalls = 5000;
+constexpr std::size_t kNumInputs = 8;  // distinct routings; rotated with the weight copies
+
+/// Weights of one layer, packed several times over, and everything that outlives a case.
+struct BenchLayer {
+  Subject subject;
+  std::optional<RandomExperts> random_experts{};
+  std::vector<PackedExperts> copies{};
+  Runtime runtime;
+  ReadProbe probe;
+
+  [[nodiscard]] const ExpertsSource& source() const {
+    return subject.layer ? subject.layer->source : random_experts->source();
+  }
+};
+
+/// Tensors of one call.
+struct BenchInput {
+  std::vector<std::byte> hidden_states;
+  RandomRoutes routes;
+  AlignedBuffer out;
+  RunArguments arguments{};
+  double active_bytes = 0.0;
+};
+
+std::int64_t last_level_cache_bytes() {
+  constexpr std::int64_t kFallback = 64LL << 20U;
+  std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+  std::int64_t kib = 0;
+  return file >> kib ? kib * 1024 : kFallback;
+}
+
+/// So many that one round through all of them evicts every line: four times the last-level cache.
+/// Layers of a few kilobytes stay in the cache; their rows say how many copies there were.
+std::int64_t copies_wanted(std::int64_t packed_bytes) {
+  constexpr std::int64_t kMaxCopies = 512;
+  const std::int64_t total = std::max<std::int64_t>(256LL << 20U, 4 * last_level_cache_bytes());
+  const std::int64_t one = std::max<std::int64_t>(1, packed_bytes);
+  return std::clamp<std::int64_t>((total + one - 1) / one, 1, kMaxCopies);
+}
+
+Result<Plan> plan_for(const Subject& subject, std::int64_t num_tokens) {
+  Problem problem = subject.problem;
+  problem.num_tokens = num_tokens;
+  problem.routing.reset();  // measured from top-k ids on
+  return make_plan(problem, subject.device, subject.overrides);
+}
+
+Result<BenchLayer> build_layer(Console& console, const BenchOptions& options) {
+  MOEKIT_ASSIGN_OR_RETURN(Subject subject, resolve_subject(options.layer));
+  const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
+  MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(subject, most));
+  std::optional<RandomExperts> random_experts;
+  if (!subject.layer) {
+    RandomBits random(options.seed);
+    MOEKIT_ASSIGN_OR_RETURN(random_experts, RandomExperts::make(plan.problem(), random));
+  }
+  MOEKIT_ASSIGN_OR_RETURN(Runtime runtime, create_runtime(options.layer));
+  MOEKIT_ASSIGN_OR_RETURN(ReadProbe probe, ReadProbe::create(runtime.num_threads()));
+  BenchLayer layer{
+      std::move(subject), std::move(random_experts), {}, std::move(runtime), std::move(probe)};
+  const std::int64_t num_copies = copies_wanted(plan->prepare.packed_bytes);
+  for (std::int64_t i = 0; i < num_copies; ++i) {
+    console.progress("packing copies", i, num_copies);
+    MOEKIT_ASSIGN_OR_RETURN(PackedExperts packed, prepare(plan, layer.source()));
+    layer.copies.push_back(std::move(packed));
+  }
+  return layer;
+}
+
+Result<BenchInput> make_input(const Problem& problem, std::int64_t num_tokens, RandomBits& random) {
+  BenchInput input;
+  input.hidden_states = random_hidden_states(problem, num_tokens, random);
+  input.routes = random_routes(problem, num_tokens, random);
+  MOEKIT_ASSIGN_OR_RETURN(
+      input.out, AlignedBuffer::allocate(static_cast<std::int64_t>(input.hidden_states.size())));
+  RunArguments& arguments = input.arguments;
+  arguments.x = matrix_view(static_cast<const void*>(input.hidden_states.data()),
+                            problem.io_dtype,
+                            num_tokens,
+                            problem.hidden_size);
+  arguments.topk_ids = matrix_view(
+      static_cast<const void*>(input.routes.ids.data()), DType::kI32, num_tokens, problem.top_k);
+  arguments.topk_weights = matrix_view(static_cast<const void*>(input.routes.weights.data()),
+                                       DType::kF32,
+                                       num_tokens,
+                                       problem.top_k);
+  arguments.out = matrix_view(
+      static_cast<void*>(input.out.begin()), problem.io_dtype, num_tokens, problem.hidden_size);
+  const std::set<std::int32_t> active(input.routes.ids.begin(), input.routes.ids.end());
+  input.active_bytes =
+      static_cast<double>(active.size()) * static_cast<double>(expert_bytes(problem));
+  return input;
+}
+
+/// Calls with their bytes, one after another through inputs and weight copies.
+class Rotation {
+ public:
+  Rotation(BenchLayer& layer, BenchResult& result) : layer_(layer), result_(result) {}
+
+  Status add(const Plan& plan, std::span<std::byte> workspace, const BenchInput& input) {
+    const PackedExperts& experts = layer_.copies[bindings_.size() % layer_.copies.size()];
+    MOEKIT_ASSIGN_OR_RETURN(
+        Binding binding, moekit::bind(layer_.runtime, plan, experts, workspace, input.arguments));
+    bindings_.push_back(std::move(binding));
+    active_bytes_.push_back(input.active_bytes);
+    return {};
+  }
+
+  /// Runs the next binding once; the time, in microseconds.
+  Result<double> call() {
+    const Binding& binding = bindings_[next_call_ % bindings_.size()];
+    const auto start = std::chrono::steady_clock::now();
+    MOEKIT_RETURN_IF_ERROR(run(layer_.runtime, binding));
+    const auto end = std::chrono::steady_clock::now();
+    last_active_bytes_ = active_bytes_[next_call_++ % bindings_.size()];
+    return std::chrono::duration<double, std::micro>(end - start).count();
+  }
+
+  /// A block of timed calls, then as many linear reads of as many bytes.
+  Status measure_block() {
+    for (int i = 0; i < kBlock; ++i) {
+      MOEKIT_ASSIGN_OR_RETURN(const double us, call());
+      result_.time_us.push_back(us);
+      result_.active_bytes.push_back(last_active_bytes_);
+    }
+    for (int i = 0; i < kBlock; ++i) {
+      result_.probe_gbps.push_back(layer_.probe.gbps(next_probe_bytes()));
+    }
+    return {};
+  }
+
+ private:
+  /// Moves on through the packed copies, so that the read comes from memory as the weights do.
+  std::span<const std::byte> next_probe_bytes() {
+    const std::span<const std::byte> copy =
+        layer_.copies[next_probe_ % layer_.copies.size()].bytes();
+    const std::size_t size =
+        std::min(copy.size(), static_cast<std::size_t>(std::max(last_active_bytes_, 1.0)));
+    const std::size_t last_start = copy.size() - size;
+    const std::size_t start = last_start == 0 ? 0 : (next_probe_ * size) % last_start;
+    ++next_probe_;
+    return copy.subspan(start, size);
+  }
+
+  BenchLayer& layer_;
+  BenchResult& result_;
+  std::vector<Binding> bindings_{};
+  std::vector<double> active_bytes_{};
+  std::size_t next_call_ = 0;
+  std::size_t next_probe_ = 0;
+  double last_active_bytes_ = 0.0;
+};
+
+BenchResult describe(const BenchOptions& options, const BenchLayer& layer, const Plan& plan) {
+  BenchResult result;
+  result.subject = layer.subject.label.empty() ? "shape" : layer.subject.label;
+  result.num_tokens = plan.problem().num_tokens;
+  result.num_threads = layer.runtime.num_threads();
+  result.num_weight_copies = static_cast<std::int64_t>(layer.copies.size());
+  result.flops = layer_flops(plan.problem(), result.num_tokens);
+  VerifyCase verify_case;
+  verify_case.problem = plan.problem();
+  verify_case.num_tokens = result.num_tokens;
+  verify_case.seed = options.seed;
+  verify_case.quirk = "none";
+  verify_case.overrides = layer.subject.overrides;
+  result.case_line = verify_case_line(verify_case);
+  return result;
+}
+
+/// Checks the first call, then times. A failed check leaves the result without samples.
+Result<BenchResult> measure(const BenchOptions& options, BenchLayer& layer, const Plan& plan) {
+  BenchResult result = describe(options, layer, plan);
+  RandomBits random(options.seed + 1);
+  std::vector<BenchInput> inputs;
+  for (std::size_t i = 0; i < kNumInputs; ++i) {
+    MOEKIT_ASSIGN_OR_RETURN(BenchInput input,
+                            make_input(plan.problem(), result.num_tokens, random));
+    inputs.push_back(std::move(input));
+  }
+  MOEKIT_ASSIGN_OR_RETURN(const AlignedBuffer workspace,
+                          AlignedBuffer::allocate(plan.workspace_bytes()));
+  Rotation rotation(layer, result);
+  const std::size_t num_bindings = std::max(kNumInputs, layer.copies.size());
+  for (std::size_t i = 0; i < num_bindings; ++i) {
+    MOEKIT_RETURN_IF_ERROR(rotation.add(plan, workspace.span(), inputs[i % inputs.size()]));
+  }
+  MOEKIT_RETURN_IF_ERROR(rotation.call().status());
+  MOEKIT_ASSIGN_OR_RETURN(
+      result.check, verify_call(plan, layer.source(), inputs.front().arguments, workspace.span()));
+  if (!result.check.passed) {
+    return result;
+  }
+  MOEKIT_RETURN_IF_ERROR(rotation.call().status());  // warm threads
+  const auto start = std::chrono::steady_clock::now();
+  const auto elapsed = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  while (static_cast<int>(result.time_us.size()) < kMinCalls ||
+         (elapsed() < options.seconds && static_cast<int>(result.time_us.size()) < kMaxCalls)) {
+    MOEKIT_RETURN_IF_ERROR(rotation.measure_block());
+  }
+  return result;
+}
+
+Status check_words(const BenchOptions& options) {
+  for (const std::int64_t tokens : options.tokens) {
+    if (tokens < 1) {
+      return invalid_argument(fmt::format("--tokens {}: must be at least 1", tokens));
+    }
+  }
+  if (!(options.seconds > 0.0 && options.seconds <= 600.0)) {
+    return invalid_argument(
+        fmt::format("--seconds {}: expected more than 0, at most 600", options.seconds));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<ExitCode> bench_verb(Console& console, const BenchOptions& options) {
+  MOEKIT_RETURN_IF_ERROR(check_words(options));
+  MOEKIT_ASSIGN_OR_RETURN(BenchLayer layer, build_layer(console, options));
+  ExitCode code = ExitCode::kOk;
+  for (const std::int64_t num_tokens : options.tokens) {
+    MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(layer.subject, num_tokens));
+    MOEKIT_ASSIGN_OR_RETURN(const BenchResult result, measure(options, layer, plan));
+    if (!result.check.passed) {
+      console.report(fmt::format("FAILED  {} --tokens {}\n        {}\n",
+                                 options.command_line,
+                                 num_tokens,
+                                 result.check.first_failure));
+      code = ExitCode::kCheckFailed;
+      continue;
+    }
+    console.report(options.layer.json ? bench_json(result, plan, options.command_line)
+                                      : bench_text(result));
+  }
+  return code;
+}
+
+}  // namespace moekit::cli

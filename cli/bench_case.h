@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One timed case of `moekit bench` and what is reported of it.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "moekit/moekit.h"
+
+namespace moekit::cli {
+
+struct Spread {
+  double median = 0.0;
+  double p10 = 0.0;
+  double p90 = 0.0;
+};
+
+/// Median and deciles of the samples (nearest rank); zeros for none.
+[[nodiscard]] Spread spread_of(std::vector<double> samples);
+
+struct BenchResult {
+  std::string subject;    // preset name, checkpoint or `shape`
+  std::string case_line;  // reproduces the check
+  std::int64_t num_tokens = 0;
+  int num_threads = 0;
+  std::int64_t num_weight_copies = 0;
+  std::int64_t flops = 0;
+  VerifyReport check{};
+  std::vector<double> time_us{};       // one per call
+  std::vector<double> active_bytes{};  // weight bytes of the experts that call used
+  std::vector<double> probe_gbps{};    // linear reads of as many bytes, interleaved
+};
+
+/// Median of active_bytes / time, in GB/s.
+[[nodiscard]] Spread layer_gbps(const BenchResult& result);
+
+/// Weight bytes of one expert as the checkpoint stores it: codes, scales, no padding.
+[[nodiscard]] std::int64_t expert_bytes(const Problem& problem);
+
+/// Multiply-adds of both products count two.
+[[nodiscard]] std::int64_t layer_flops(const Problem& problem, std::int64_t num_tokens);
+
+[[nodiscard]] std::string bench_text(const BenchResult& result);
+
+/// One line of JSON, with plan, device, commit and command.
+[[nodiscard]] std::string bench_json(const BenchResult& result,
+                                     const Plan& plan,
+                                     const std::string& command_line);
+
+}  // namespace moekit::cli

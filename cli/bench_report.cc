@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "cli/bench_case.h"
+#include "cli/build_facts.h"
+#include "cli/reports.h"
+
+namespace moekit::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json spread_json(const Spread& spread) {
+  return Json{{"median", spread.median}, {"p10", spread.p10}, {"p90", spread.p90}};
+}
+
+double fraction_of_probe(const BenchResult& result) {
+  const double probe = spread_of(result.probe_gbps).median;
+  return probe > 0.0 ? layer_gbps(result).median / probe : 0.0;
+}
+
+double gflops(const BenchResult& result) {
+  const double us = spread_of(result.time_us).median;
+  return us > 0.0 ? static_cast<double>(result.flops) / us / 1e3 : 0.0;
+}
+
+}  // namespace
+
+Spread spread_of(std::vector<double> samples) {
+  if (samples.empty()) {
+    return {};
+  }
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&samples](double quantile) {
+    const double rank = std::round(quantile * static_cast<double>(samples.size() - 1));
+    return samples[static_cast<std::size_t>(rank)];
+  };
+  return {at(0.5), at(0.1), at(0.9)};
+}
+
+Spread layer_gbps(const BenchResult& result) {
+  std::vector<double> samples;
+  for (std::size_t i = 0; i < result.time_us.size(); ++i) {
+    samples.push_back(result.active_bytes[i] / result.time_us[i] / 1e3);
+  }
+  return spread_of(std::move(samples));
+}
+
+std::int64_t expert_bytes(const Problem& problem) {
+  WeightMatrix gate_up;
+  gate_up.format = recipe_info(problem.recipe).weights;
+  gate_up.cols = problem.hidden_size;
+  WeightMatrix down = gate_up;
+  down.cols = problem.intermediate_size;
+  const auto row_bytes = [](const WeightMatrix& matrix) {
+    return code_row_bytes(matrix.format, matrix.cols) + num_scale_cols(matrix);
+  };
+  return num_gate_up_rows(problem) * row_bytes(gate_up) + problem.hidden_size * row_bytes(down);
+}
+
+std::int64_t layer_flops(const Problem& problem, std::int64_t num_tokens) {
+  return 2 * num_tokens * problem.top_k * (num_gate_up_rows(problem) + problem.intermediate_size) *
+         problem.hidden_size;
+}
+
+std::string bench_text(const BenchResult& result) {
+  const Spread time = spread_of(result.time_us);
+  const Spread probe = spread_of(result.probe_gbps);
+  return fmt::format(
+      "{:<16} M {:>5}  {:>10.1f} us ({:.1f} .. {:.1f})  {:>6.2f} GB/s of weights, {:.2f} of a "
+      "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s  {} threads, {} calls\n",
+      result.subject,
+      result.num_tokens,
+      time.median,
+      time.p10,
+      time.p90,
+      layer_gbps(result).median,
+      fraction_of_probe(result),
+      probe.median,
+      gflops(result),
+      result.num_threads,
+      result.time_us.size());
+}
+
+std::string bench_json(const BenchResult& result,
+                       const Plan& plan,
+                       const std::string& command_line) {
+  const DeviceDescriptor& device = plan->device;
+  return json_line({{"subject", result.subject},
+                    {"case", result.case_line},
+                    {"tokens", result.num_tokens},
+                    {"recipe", recipe_info(plan.problem().recipe).name},
+                    {"device", device_json({device.arch == Arch::kCpu ? "cpu" : "cuda", device})},
+                    {"threads", result.num_threads},
+                    {"version", build_version()},
+                    {"commit", build_commit()},
+                    {"dirty", build_is_dirty()},
+                    {"command", command_line},
+                    {"plan", plan.to_text(result.num_tokens)},
+                    {"weight_copies", result.num_weight_copies},
+                    {"time_us", spread_json(spread_of(result.time_us))},
+                    {"active_weight_bytes", spread_of(result.active_bytes).median},
+                    {"gbps", spread_json(layer_gbps(result))},
+                    {"probe_gbps", spread_json(spread_of(result.probe_gbps))},
+                    {"fraction_of_probe", fraction_of_probe(result)},
+                    {"gflops", gflops(result)},
+                    {"check", report_json(result.check)},
+                    {"samples_us", result.time_us}});
+}
+
+}  // namespace moekit::cli

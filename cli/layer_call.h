@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One layer ready to be called: plan, packed weights, runtime, workspace; and the tensors of a call
+// that routes with the checkpoint's own router.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "moekit/moekit.h"
+
+#include "cli/aligned_buffer.h"
+#include "cli/console.h"
+#include "cli/options.h"
+
+namespace moekit::cli {
+
+struct LayerSetup {
+  Plan plan;
+  PackedExperts experts;
+  Runtime runtime;
+  AlignedBuffer workspace;
+};
+
+/// Packs with progress on the console, creates the pool, allocates the workspace.
+[[nodiscard]] Result<LayerSetup> set_up_layer(Console& console,
+                                              const Plan& plan,
+                                              const ExpertsSource& source,
+                                              const LayerOptions& options);
+
+[[nodiscard]] Result<Runtime> create_runtime(const LayerOptions& options);
+
+/// What routing made of the hidden states, with the tensors it came from.
+struct RoutedCall {
+  std::vector<float> logits{};           // [num_tokens, num_experts] when the router ran here
+  std::vector<float> correction_bias{};  // [num_experts] where the routing has one
+  std::vector<std::int32_t> ids{};       // [num_tokens, top_k]
+  std::vector<float> weights{};          // [num_tokens, top_k]
+};
+
+/// Routes with the checkpoint's rules: `logits` when given (data not null), else its router weights
+/// applied to `x`.
+///
+/// Errors  kInvalidArgument  the checkpoint has no routing rules, or no router tensor where it is
+///                           needed; shapes of route and router_logits
+[[nodiscard]] Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
+                                                       const TensorView& x,
+                                                       const TensorView& logits);
+
+/// A bf16, f16 or f32 vector widened to f32; empty for a view without bytes.
+[[nodiscard]] Result<std::vector<float>> widen_vector(const TensorView& view);
+
+}  // namespace moekit::cli

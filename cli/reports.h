@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Values as JSON and text, the same words in every verb.
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "moekit/moekit.h"
+
+namespace moekit::cli {
+
+/// A device as --device names it: `cpu`, `cuda:0`, ….
+struct NamedDevice {
+  std::string name;
+  DeviceDescriptor device;
+};
+
+[[nodiscard]] std::vector<NamedDevice> named_devices();
+
+[[nodiscard]] nlohmann::ordered_json device_json(const NamedDevice& named);
+[[nodiscard]] nlohmann::ordered_json problem_json(const Problem& problem);
+[[nodiscard]] nlohmann::ordered_json routing_json(const Routing& routing);
+[[nodiscard]] nlohmann::ordered_json report_json(const VerifyReport& report);
+
+/// `ok, 33 tokens …` or `FAILED …`, two lines.
+[[nodiscard]] std::string report_text(const VerifyReport& report);
+
+/// Indented, one line break at the end; bytes that are not UTF-8 become U+FFFD.
+[[nodiscard]] std::string json_text(const nlohmann::ordered_json& json);
+
+/// On one line, for JSON lines.
+[[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
+
+}  // namespace moekit::cli

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// moekit verify: what a layer computes against the float64 oracle; for one layer, one case line or
+// a whole suite.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "moekit/moekit.h"
+
+#include "cli/aligned_buffer.h"
+#include "cli/layer_call.h"
+#include "cli/options.h"
+#include "cli/random_inputs.h"
+#include "cli/reports.h"
+#include "cli/subject.h"
+#include "cli/verbs.h"
+
+namespace moekit::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// One check that was made: what reproduces it, and what came out.
+struct Checked {
+  std::string command;  // reproduces the check
+  Status error{};       // not ok: it could not be made
+  VerifyReport report{};
+
+  [[nodiscard]] bool passed() const noexcept { return error.ok() && report.passed; }
+
+  [[nodiscard]] std::string failure() const {
+    return error.ok() ? report.first_failure : error.to_string();
+  }
+};
+
+std::string case_command(const VerifyOptions& options, const VerifyCase& verify_case) {
+  std::string command = fmt::format("moekit verify --case '{}'", verify_case_line(verify_case));
+  if (options.layer.device) {
+    command += fmt::format(" --device {}", *options.layer.device);
+  }
+  if (options.layer.threads) {
+    command += fmt::format(" --threads {}", *options.layer.threads);
+  }
+  return command;
+}
+
+Checked check_case(const VerifyOptions& options,
+                   const Runtime& runtime,
+                   const VerifyCase& verify_case,
+                   const DeviceDescriptor& device) {
+  Checked checked{case_command(options, verify_case)};
+  Result<VerifyReport> report = run_verify_case(runtime, verify_case, device);
+  if (report) {
+    checked.report = std::move(*report);
+  } else {
+    checked.error = report.status();
+  }
+  return checked;
+}
+
+/// Collects results in any order and reports failures in the order of the cases, as soon as every
+/// case before them is done.
+class SuiteProgress {
+ public:
+  SuiteProgress(Console& console, std::size_t num_cases, bool json)
+      : console_(console), results_(num_cases), json_(json) {}
+
+  void add(std::size_t index, Checked checked) {
+    const std::lock_guard lock(mutex_);
+    results_[index] = std::move(checked);
+    ++num_done_;
+    for (; next_ < results_.size() && results_[next_]; ++next_) {
+      if (!results_[next_]->passed() && !json_) {
+        console_.report(fmt::format(
+            "FAILED  {}\n        {}\n", results_[next_]->command, results_[next_]->failure()));
+      }
+    }
+    console_.progress(
+        "cases", static_cast<std::int64_t>(num_done_), static_cast<std::int64_t>(results_.size()));
+  }
+
+  /// Call when every worker has ended.
+  [[nodiscard]] std::vector<Checked> take() {
+    std::vector<Checked> all;
+    for (std::optional<Checked>& result : results_) {
+      all.push_back(std::move(*result));
+    }
+    return all;
+  }
+
+ private:
+  Console& console_;
+  std::vector<std::optional<Checked>> results_;
+  bool json_;
+  std::mutex mutex_{};
+  std::size_t num_done_ = 0;
+  std::size_t next_ = 0;
+};
+
+/// Cases are spread over `jobs` workers, each with a pool of its own: the oracle is most of the
+/// work and runs on one thread.
+Result<std::vector<Checked>> check_suite(Console& console,
+                                         const VerifyOptions& options,
+                                         const std::vector<VerifyCase>& cases) {
+  constexpr int kMaxJobs = 64;
+  const int num_cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int jobs = options.jobs.value_or(std::min(num_cores, kMaxJobs));
+  if (jobs < 1 || jobs > kMaxJobs) {
+    return invalid_argument(fmt::format("--jobs {}: expected 1 to {}", jobs, kMaxJobs));
+  }
+  MOEKIT_ASSIGN_OR_RETURN(const DeviceDescriptor device, resolve_device(options.layer));
+  std::vector<Runtime> runtimes;
+  for (int i = 0; i < jobs; ++i) {
+    RuntimeOptions runtime_options;
+    runtime_options.num_threads = options.layer.threads.value_or(2);
+    MOEKIT_ASSIGN_OR_RETURN(Runtime runtime, Runtime::create(runtime_options));
+    runtimes.push_back(std::move(runtime));
+  }
+  SuiteProgress progress(console, cases.size(), options.layer.json);
+  std::atomic<std::size_t> next{0};
+  {
+    std::vector<std::jthread> workers;
+    for (const Runtime& runtime : runtimes) {
+      workers.emplace_back([&, &runtime = runtime] {
+        for (std::size_t i = next++; i < cases.size(); i = next++) {
+          progress.add(i, check_case(options, runtime, cases[i], device));
+        }
+      });
+    }
+  }
+  return progress.take();
+}
+
+/// Random hidden states through the weights of a checkpoint, routed by its router where it has one.
+Result<VerifyReport> check_checkpoint_call(Console& console,
+                                           const VerifyOptions& options,
+                                           const Subject& subject,
+                                           std::int64_t num_tokens) {
+  const CheckpointLayer& layer = *subject.layer;
+  Problem problem = subject.problem;
+  problem.num_tokens = num_tokens;
+  const bool own_router = layer.routing && layer.router.weight.data != nullptr;
+  problem.routing = own_router ? layer.routing : std::nullopt;
+  RandomBits random(options.seed);
+  std::vector<std::byte> hidden_states = random_hidden_states(problem, num_tokens, random);
+  RunArguments arguments;
+  arguments.x = matrix_view(static_cast<const void*>(hidden_states.data()),
+                            problem.io_dtype,
+                            num_tokens,
+                            problem.hidden_size);
+  RoutedCall routed;
+  RandomRoutes routes;
+  if (own_router) {
+    MOEKIT_ASSIGN_OR_RETURN(routed, route_with_checkpoint(layer, arguments.x, TensorView{}));
+    arguments.router_logits = matrix_view(static_cast<const void*>(routed.logits.data()),
+                                          DType::kF32,
+                                          num_tokens,
+                                          problem.routing->num_experts);
+    arguments.correction_bias =
+        routed.correction_bias.empty() ? nullptr : routed.correction_bias.data();
+  } else {
+    routes = random_routes(problem, num_tokens, random);
+    arguments.topk_ids = matrix_view(
+        static_cast<const void*>(routes.ids.data()), DType::kI32, num_tokens, problem.top_k);
+    arguments.topk_weights = matrix_view(
+        static_cast<const void*>(routes.weights.data()), DType::kF32, num_tokens, problem.top_k);
+  }
+  std::vector<std::byte> out(hidden_states.size());
+  arguments.out = matrix_view(
+      static_cast<void*>(out.data()), problem.io_dtype, num_tokens, problem.hidden_size);
+  MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, subject.device, subject.overrides));
+  MOEKIT_ASSIGN_OR_RETURN(const LayerSetup setup,
+                          set_up_layer(console, plan, layer.source, options.layer));
+  MOEKIT_ASSIGN_OR_RETURN(
+      const Binding binding,
+      moekit::bind(setup.runtime, plan, setup.experts, setup.workspace.span(), arguments));
+  MOEKIT_RETURN_IF_ERROR(run(setup.runtime, binding));
+  return verify_call(plan, layer.source, arguments, setup.workspace.span());
+}
+
+/// The subject at every token count. An error is the user's to read, so it ends the verb.
+Result<std::vector<Checked>> check_subject(Console& console, const VerifyOptions& options) {
+  MOEKIT_ASSIGN_OR_RETURN(const Subject subject, resolve_subject(options.layer));
+  MOEKIT_ASSIGN_OR_RETURN(const Runtime runtime, create_runtime(options.layer));
+  std::vector<Checked> results;
+  for (const std::int64_t num_tokens : options.tokens) {
+    Checked checked;
+    if (subject.layer) {
+      checked.command =
+          fmt::format("{} --tokens {} --seed {}", options.command_line, num_tokens, options.seed);
+      MOEKIT_ASSIGN_OR_RETURN(checked.report,
+                              check_checkpoint_call(console, options, subject, num_tokens));
+    } else {
+      VerifyCase verify_case;
+      verify_case.problem = subject.problem;
+      verify_case.problem.num_tokens = num_tokens;
+      verify_case.num_tokens = num_tokens;
+      verify_case.seed = options.seed;
+      verify_case.quirk = "none";
+      verify_case.overrides = subject.overrides;
+      checked = check_case(options, runtime, verify_case, subject.device);
+      MOEKIT_RETURN_IF_ERROR(checked.error);
+    }
+    if (!options.layer.json) {
+      console.report(fmt::format("{} tokens\n{}", num_tokens, report_text(checked.report)));
+      if (!checked.passed()) {
+        console.report(fmt::format("FAILED  {}\n        {}\n", checked.command, checked.failure()));
+      }
+    }
+    results.push_back(std::move(checked));
+  }
+  return results;
+}
+
+Result<std::vector<Checked>> check_one_line(Console& console, const VerifyOptions& options) {
+  MOEKIT_ASSIGN_OR_RETURN(const VerifyCase verify_case, parse_verify_case(*options.case_line));
+  MOEKIT_ASSIGN_OR_RETURN(const DeviceDescriptor device, resolve_device(options.layer));
+  MOEKIT_ASSIGN_OR_RETURN(const Runtime runtime, create_runtime(options.layer));
+  Checked checked = check_case(options, runtime, verify_case, device);
+  MOEKIT_RETURN_IF_ERROR(checked.error);
+  if (!options.layer.json) {
+    console.report(fmt::format(
+        "case       {}\n{}", verify_case_line(verify_case), report_text(checked.report)));
+  }
+  return std::vector<Checked>{std::move(checked)};
+}
+
+Result<std::vector<VerifyCase>> cases_of_suite(const std::string& name) {
+  if (name != "quick" && name != "full") {
+    return invalid_argument(fmt::format("--suite {}: unknown, one of quick, full", name));
+  }
+  std::vector<VerifyCase> cases =
+      verify_suite(name == "quick" ? VerifySuite::kQuick : VerifySuite::kFull);
+  if (cases.empty()) {
+    return internal_error(fmt::format("suite {} has no cases", name));
+  }
+  return cases;
+}
+
+Status check_words(const VerifyOptions& options) {
+  if (options.case_line && (options.suite || has_subject(options.layer))) {
+    return invalid_argument("--case stands alone: it names problem, tokens and seed itself");
+  }
+  const auto negative =
+      std::find_if(options.tokens.begin(), options.tokens.end(), [](auto m) { return m < 0; });
+  if (negative != options.tokens.end()) {
+    return invalid_argument(fmt::format("--tokens {}: must not be negative", *negative));
+  }
+  return {};
+}
+
+std::string summary(const std::vector<Checked>& results, double seconds, bool json) {
+  const auto passed =
+      std::count_if(results.begin(), results.end(), [](const Checked& c) { return c.passed(); });
+  const auto failed = static_cast<std::int64_t>(results.size()) - passed;
+  if (!json) {
+    return fmt::format("{} checks passed, {} failed, {:.1f} s\n", passed, failed, seconds);
+  }
+  Json rows = Json::array();
+  for (const Checked& checked : results) {
+    Json row{{"command", checked.command}, {"passed", checked.passed()}};
+    row["error"] = checked.error.ok() ? Json(nullptr) : Json(checked.error.to_string());
+    row["report"] = checked.error.ok() ? report_json(checked.report) : Json(nullptr);
+    rows.push_back(std::move(row));
+  }
+  return json_text({{"schema", kPlanSchema},
+                    {"passed", passed},
+                    {"failed", failed},
+                    {"seconds", seconds},
+                    {"results", std::move(rows)}});
+}
+
+}  // namespace
+
+Result<ExitCode> verify_verb(Console& console, const VerifyOptions& options) {
+  MOEKIT_RETURN_IF_ERROR(check_words(options));
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<Checked> results;
+  if (options.case_line) {
+    MOEKIT_ASSIGN_OR_RETURN(results, check_one_line(console, options));
+  } else if (has_subject(options.layer)) {
+    MOEKIT_ASSIGN_OR_RETURN(results, check_subject(console, options));
+  }
+  if (options.suite || results.empty()) {
+    MOEKIT_ASSIGN_OR_RETURN(const std::vector<VerifyCase> cases,
+                            cases_of_suite(options.suite.value_or("quick")));
+    MOEKIT_ASSIGN_OR_RETURN(std::vector<Checked> suite, check_suite(console, options, cases));
+    results.insert(results.end(),
+                   std::make_move_iterator(suite.begin()),
+                   std::make_move_iterator(suite.end()));
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  console.report(summary(results, elapsed.count(), options.layer.json));
+  const bool passed =
+      std::all_of(results.begin(), results.end(), [](const Checked& c) { return c.passed(); });
+  return passed ? ExitCode::kOk : ExitCode::kCheckFailed;
+}
+
+}  // namespace moekit::cli

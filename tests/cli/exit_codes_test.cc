@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every exit code, and what the user reads: one line on stderr, with values, nothing on stdout.
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/cli/cli_fixture.h"
+
+namespace moekit::test {
+namespace {
+
+struct ErrorCase {
+  const char* name;
+  std::vector<std::string> arguments;
+  int exit_code;
+  std::vector<std::string> words;  // all of them stand in the error line
+};
+
+std::string folder(const char* name) {
+  return (source_folder() / "testdata/checkpoints" / name).string();
+}
+
+std::string qwen() {
+  return folder("qwen3_moe_bf16");
+}
+
+std::string qwen_input() {
+  return qwen() + "/input.safetensors";
+}
+
+std::string scratch(const char* name) {
+  return (scratch_folder() / name).string();
+}
+
+std::vector<std::string> run_qwen(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments{"run", "--checkpoint", qwen(), "--layer", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+std::vector<ErrorCase> usage_cases() {
+  return {
+      {"no verb", {}, 2, {"subcommand"}},
+      {"unknown verb", {"trian"}, 2, {"trian"}},
+      {"unknown option", with_shape("plan", {"--tokens", "1", "--color", "red"}), 2, {"--color"}},
+      {"no tensor parallel yet", with_shape("plan", {"--tokens", "1", "--tp", "0/2"}), 2, {"--tp"}},
+      {"no expert parallel yet", with_shape("plan", {"--tokens", "1", "--ep", "0/2"}), 2, {"--ep"}},
+      {"value that is no number", with_shape("plan", {"--tokens", "many"}), 2, {"many"}},
+      {"plan without tokens", with_shape("plan"), 2, {"--tokens"}},
+      {"negative tokens", with_shape("plan", {"--tokens", "-1"}), 2, {"-1"}},
+      {"no subject", {"plan", "--tokens", "1"}, 2, {"0 subjects", "--checkpoint", "--preset"}},
+      {"two subjects",
+       with_shape("plan", {"--tokens", "1", "--preset", "qwen3_30b"}),
+       2,
+       {"2 subjects"}},
+      {"half a shape",
+       {"plan", "--tokens", "1", "--experts", "8", "--hidden", "64"},
+       2,
+       {"--top-k", "--intermediate"}},
+      {"unknown preset", {"plan", "--tokens", "1", "--preset", "gpt5"}, 2, {"gpt5", "qwen3_30b"}},
+      {"layer without checkpoint",
+       with_shape("plan", {"--tokens", "1", "--layer", "3"}),
+       2,
+       {"--layer 3"}},
+  };
+}
+
+std::vector<ErrorCase> value_cases() {
+  return {
+      {"unknown recipe",
+       with_shape("plan", {"--tokens", "1", "--recipe", "w2a16"}),
+       2,
+       {"w2a16", "w4a16_nvfp4"}},
+      {"unknown activation",
+       with_shape("plan", {"--tokens", "1", "--activation", "relu"}),
+       2,
+       {"relu", "relu2", "silu"}},
+      {"unknown row order",
+       with_shape("plan", {"--tokens", "1", "--row-order", "up"}),
+       2,
+       {"up", "up_gate"}},
+      {"io dtype that is no float",
+       with_shape("plan", {"--tokens", "1", "--io-dtype", "i32"}),
+       2,
+       {"i32", "bf16, f16, f32"}},
+      {"unknown device", with_shape("plan", {"--tokens", "1", "--device", "sm_12"}), 2, {"sm_12"}},
+      {"malformed CUDA index",
+       with_shape("plan", {"--tokens", "1", "--device", "cuda:x"}),
+       2,
+       {"cuda:x"}},
+      {"unknown pin",
+       with_shape("plan", {"--tokens", "1", "--pin", "speed=9"}),
+       2,
+       {"speed=9", "route_block_rows"}},
+      {"pin without its value",
+       with_shape("plan", {"--tokens", "1", "--pin", "family"}),
+       2,
+       {"family", "direct|grouped"}},
+      {"illegal pin value",
+       with_shape("plan", {"--tokens", "1", "--pin", "route_block_rows=7"}),
+       2,
+       {"7", "8", "48"}},
+      {"zero threads", with_shape("plan", {"--tokens", "1", "--threads", "0"}), 2, {"--threads 0"}},
+      {"workspace of nothing",
+       with_shape("plan", {"--tokens", "1", "--max-workspace", "0"}),
+       2,
+       {"--max-workspace 0"}},
+      {"parameter of another activation",
+       with_shape("plan", {"--tokens", "1", "--activation", "relu2", "--limit", "7"}),
+       2,
+       {"limit", "relu2"}},
+      {"hidden size not a multiple of 8",
+       {"plan",
+        "--tokens",
+        "1",
+        "--experts",
+        "8",
+        "--top-k",
+        "2",
+        "--hidden",
+        "100",
+        "--intermediate",
+        "64"},
+       2,
+       {"100", "8"}},
+      {"more slots than experts",
+       {"plan",
+        "--tokens",
+        "1",
+        "--experts",
+        "2",
+        "--top-k",
+        "3",
+        "--hidden",
+        "64",
+        "--intermediate",
+        "64"},
+       2,
+       {"3", "2"}},
+      {"unknown suite", {"verify", "--suite", "medium"}, 2, {"medium", "quick", "full"}},
+      {"malformed case", {"verify", "--case", "recipe=nothing"}, 2, {"nothing"}},
+      {"case beside a suite", {"verify", "--case", "h=8", "--suite", "quick"}, 2, {"--case"}},
+      {"negative token count", with_shape("verify", {"--tokens", "1,-4"}), 2, {"-4"}},
+      {"bench of no token", with_shape("bench", {"--tokens", "0"}), 2, {"0"}},
+      {"bench of no time", with_shape("bench", {"--seconds", "0"}), 2, {"--seconds 0"}},
+  };
+}
+
+std::vector<ErrorCase> input_cases() {
+  const std::string missing = scratch("missing");
+  const std::string truncated = scratch("truncated.safetensors");
+  write_file(truncated, read_file(qwen() + "/model.safetensors").substr(0, 1000));
+  const std::string empty = scratch("empty.safetensors");
+  write_file(empty, "");
+  return {
+      {"missing checkpoint", {"inspect", missing}, 2, {missing}},
+      {"truncated checkpoint", {"inspect", truncated}, 2, {"truncated.safetensors"}},
+      {"empty checkpoint", {"inspect", empty}, 2, {"empty.safetensors"}},
+      {"no such layer", {"inspect", qwen(), "--layer", "77"}, 2, {"77", "1"}},
+      {"plan of a dense layer",
+       {"plan", "--checkpoint", qwen(), "--layer", "0", "--tokens", "1"},
+       2,
+       {"0"}},
+      {"run without input", run_qwen({"--output", scratch("o")}), 2, {"--input"}},
+      {"run without output", run_qwen({"--input", qwen_input()}), 2, {"--output"}},
+      {"missing input", run_qwen({"--input", missing, "--output", scratch("o")}), 2, {missing}},
+      {"input without hidden states",
+       run_qwen({"--input", qwen() + "/model.safetensors", "--output", scratch("o")}),
+       2,
+       {"hidden_states"}},
+      {"input of another width",
+       run_qwen({"--input",
+                 folder("mixtral_bf16_sharded") + "/input.safetensors",
+                 "--output",
+                 scratch("o")}),
+       2,
+       {"56", "72"}},
+      {"io dtype that the input has not",
+       run_qwen({"--input", qwen_input(), "--output", scratch("o"), "--io-dtype", "f32"}),
+       2,
+       {"f32", "bf16"}},
+      {"output over the input",
+       run_qwen({"--input", qwen_input(), "--output", qwen_input()}),
+       2,
+       {"same file"}},
+      {"output over the checkpoint",
+       {"run",
+        "--checkpoint",
+        qwen() + "/model.safetensors",
+        "--layer",
+        "1",
+        "--input",
+        qwen_input(),
+        "--output",
+        qwen() + "/model.safetensors"},
+       2,
+       {"same file"}},
+  };
+}
+
+std::vector<ErrorCase> refused_cases() {
+  return {
+      {"more experts than are served",
+       {"plan",
+        "--tokens",
+        "1",
+        "--experts",
+        "2048",
+        "--top-k",
+        "2",
+        "--hidden",
+        "64",
+        "--intermediate",
+        "64"},
+       3,
+       {"2048", "1024"}},
+      {"more slots than are served",
+       {"plan",
+        "--tokens",
+        "1",
+        "--experts",
+        "64",
+        "--top-k",
+        "33",
+        "--hidden",
+        "64",
+        "--intermediate",
+        "64"},
+       3,
+       {"33", "32"}},
+      {"absent CUDA device",
+       with_shape("plan", {"--tokens", "1", "--device", "cuda:99"}),
+       3,
+       {"cuda:99"}},
+  };
+}
+
+std::vector<ErrorCase> output_cases() {
+  return {
+      {"output into a folder that is not there",
+       run_qwen({"--input", qwen_input(), "--output", scratch("no/such/folder.safetensors")}),
+       4,
+       {"no/such"}},
+  };
+}
+
+void expect_one_line(const std::string& text) {
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  EXPECT_EQ(text.rfind("moekit: ", 0), 0U) << text;
+  EXPECT_EQ(text.back(), '\n') << text;
+}
+
+void check(const std::vector<ErrorCase>& cases, std::size_t at_least) {
+  ASSERT_GE(cases.size(), at_least);
+  for (const ErrorCase& error_case : cases) {
+    SCOPED_TRACE(error_case.name);
+    const CliResult result = run_cli(error_case.arguments);
+    EXPECT_EQ(result.exit_code, error_case.exit_code) << result.out << result.err;
+    EXPECT_EQ(result.out, "");
+    expect_one_line(result.err);
+    for (const std::string& word : error_case.words) {
+      EXPECT_NE(result.err.find(word), std::string::npos) << word << " not in " << result.err;
+    }
+  }
+}
+
+TEST(CliExitCodes, UsageErrorsEndWith2) {
+  check(usage_cases(), 12);
+  check(value_cases(), 18);
+}
+
+TEST(CliExitCodes, InvalidInputsEndWith2) {
+  check(input_cases(), 12);
+}
+
+TEST(CliExitCodes, RefusalsEndWith3) {
+  check(refused_cases(), 3);
+}
+
+TEST(CliExitCodes, UnwritableOutputEndsWith4AndLeavesNoFile) {
+  check(output_cases(), 1);
+  const std::filesystem::path output_folder = scratch_folder() / "read_only";
+  std::filesystem::create_directories(output_folder / "taken.safetensors");
+  const CliResult result =
+      run_cli(run_qwen({"--input",
+                        qwen_input(),
+                        "--output",
+                        (output_folder / "taken.safetensors").string()}));  // a folder is there
+  EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
+  expect_one_line(result.err);
+  int entries = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(output_folder)) {
+    EXPECT_EQ(entry.path().filename(), "taken.safetensors");
+    ++entries;
+  }
+  EXPECT_EQ(entries, 1);
+}
+
+TEST(CliExitCodes, FullStandardOutputEndsWith4) {
+  const CliResult result = run_cli(with_shape("plan", {"--tokens", "4"}), ">/dev/full");
+  EXPECT_EQ(result.exit_code, 4);
+  expect_one_line(result.err);
+}
+
+TEST(CliExitCodes, SuccessEndsWith0AndStderrStaysEmpty) {
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{"--help"},
+                                                    {"--version"},
+                                                    {"plan", "--help"},
+                                                    {"devices"},
+                                                    {"inspect", qwen()},
+                                                    with_shape("plan", {"--tokens", "9"})}) {
+    const CliResult result = run_cli(arguments);
+    EXPECT_EQ(result.exit_code, 0) << arguments.front() << result.err;
+    EXPECT_NE(result.out, "");
+    EXPECT_EQ(result.err, "");
+  }
+}
+
+// The program below is the same one, linked so that every comparison with the oracle fails.
+TEST(CliExitCodes, FailedChecksEndWith1AndPrintTheLineThatReproducesThem) {
+  const std::string line = "recipe=w16a16 h=64 i=32 e=4 k=2 m=3 seed=5";
+  const CliResult one = run_cli({"verify", "--case", line}, {}, MOEKIT_CLI_FAILING);
+  EXPECT_EQ(one.exit_code, 1) << one.out << one.err;
+  EXPECT_NE(one.out.find("injected failure"), std::string::npos) << one.out;
+
+  const CliResult shape =
+      run_cli(with_shape("verify", {"--tokens", "3", "--seed", "7"}), {}, MOEKIT_CLI_FAILING);
+  EXPECT_EQ(shape.exit_code, 1) << shape.out << shape.err;
+  const std::size_t start = shape.out.find("moekit verify --case '");
+  ASSERT_NE(start, std::string::npos) << shape.out;
+  const std::size_t open = shape.out.find('\'', start);
+  const std::size_t close = shape.out.find('\'', open + 1);
+  ASSERT_NE(close, std::string::npos);
+  const CliResult again =
+      run_cli({"verify", "--case", shape.out.substr(open + 1, close - open - 1)});
+  EXPECT_EQ(again.exit_code, 0) << again.out << again.err;
+
+  const std::string output = scratch("failing.safetensors");
+  const CliResult run = run_cli(
+      run_qwen({"--input", qwen_input(), "--output", output, "--check"}), {}, MOEKIT_CLI_FAILING);
+  EXPECT_EQ(run.exit_code, 1) << run.out << run.err;
+
+  const CliResult bench = run_cli(with_shape("bench", {"--tokens", "1"}), {}, MOEKIT_CLI_FAILING);
+  EXPECT_EQ(bench.exit_code, 1) << bench.out << bench.err;
+  EXPECT_NE(bench.out.find("FAILED"), std::string::npos) << "timing must not start: " << bench.out;
+}
+
+}  // namespace
+}  // namespace moekit::test

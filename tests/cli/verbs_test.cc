@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each verb reports: JSON field names as specified, and text a person can read.
+
+#include <cmath>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "moekit/plan.h"
+
+#include "tests/cli/cli_fixture.h"
+
+namespace moekit::test {
+namespace {
+
+using Json = nlohmann::json;
+
+void expect_fields(const Json& json, const std::vector<std::string>& names) {
+  ASSERT_TRUE(json.is_object()) << json.dump();
+  for (const std::string& name : names) {
+    EXPECT_TRUE(json.contains(name)) << name << " is missing in " << json.dump().substr(0, 400);
+  }
+}
+
+std::string folder(const char* name) {
+  return (source_folder() / "testdata/checkpoints" / name).string();
+}
+
+TEST(CliDevices, ListsTheCpuFirst) {
+  const CliResult result = run_cli({"devices", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json devices = result.json().at("devices");
+  ASSERT_GE(devices.size(), 1U);
+  EXPECT_EQ(devices[0].at("device"), "cpu");
+  expect_fields(devices[0],
+                {"name", "arch", "isa", "num_threads", "l1d_bytes", "l2_per_core_bytes"});
+  EXPECT_GE(devices[0].at("num_threads").get<int>(), 1);
+  EXPECT_NE(run_cli({"devices"}).out.find("cpu"), std::string::npos);
+}
+
+TEST(CliInspect, SaysWhatWasInferredAndIgnored) {
+  const CliResult result = run_cli({"inspect", folder("deepseek_v3_bf16"), "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = result.json();
+  expect_fields(json,
+                {"path",
+                 "model_type",
+                 "quantization",
+                 "num_tensors",
+                 "num_files",
+                 "total_bytes",
+                 "moe_layers",
+                 "ignored_fields",
+                 "layers"});
+  EXPECT_GT(json.at("ignored_fields").size(), 0U);
+  ASSERT_EQ(json.at("layers").size(), 1U);
+  const Json& layer = json.at("layers")[0];
+  expect_fields(layer, {"layer", "scheme", "prefix", "problem", "routing", "router", "inferred"});
+  EXPECT_EQ(layer.at("problem").at("hidden_size"), 88);
+  EXPECT_EQ(layer.at("problem").at("intermediate_size"), 40);
+  EXPECT_EQ(layer.at("problem").at("num_experts"), 8);
+  EXPECT_EQ(layer.at("problem").at("recipe"), "w16a16");
+  EXPECT_EQ(layer.at("routing").at("scoring"), "sigmoid");
+  EXPECT_EQ(layer.at("routing").at("num_groups"), 4);
+  EXPECT_EQ(layer.at("routing").at("top_groups"), 2);
+  EXPECT_GT(layer.at("inferred").size(), 3U);
+  const CliResult text = run_cli({"inspect", folder("deepseek_v3_bf16")});
+  EXPECT_NE(text.out.find("inferred"), std::string::npos);
+  EXPECT_NE(text.out.find("from"), std::string::npos) << "each fact names its source";
+}
+
+TEST(CliPlan, JsonHasTheSpecifiedFields) {
+  const CliResult result = run_cli(with_shape("plan", {"--tokens", "33", "--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = result.json();
+  expect_fields(json,
+                {"schema",
+                 "problem",
+                 "device",
+                 "layout_id",
+                 "family",
+                 "steps",
+                 "ladder",
+                 "workspace_bytes",
+                 "workspace",
+                 "deterministic",
+                 "concurrency",
+                 "aux_stream_overlap",
+                 "refused",
+                 "prepare"});
+  EXPECT_EQ(json.at("schema"), kPlanSchema);
+  EXPECT_EQ(json.at("deterministic"), true);
+  ASSERT_GE(json.at("steps").size(), 1U);
+  expect_fields(json.at("steps")[0], {"family", "kernel", "grid", "smem_bytes", "status"});
+  ASSERT_GE(json.at("ladder").size(), 1U);
+  expect_fields(json.at("ladder")[0],
+                {"m_min", "m_max", "family", "steps", "deterministic", "concurrency"});
+  EXPECT_EQ(json.at("ladder").back().at("m_max"), 33);
+  ASSERT_GE(json.at("workspace").size(), 1U);
+  expect_fields(json.at("workspace")[0], {"name", "offset", "bytes"});
+  expect_fields(json.at("concurrency"), {"launches", "grid_barrier", "cooperative", "atomics"});
+  expect_fields(json.at("aux_stream_overlap"), {"verdict", "reason"});
+  expect_fields(json.at("prepare"), {"policy", "peak_extra_bytes", "packed_bytes"});
+}
+
+TEST(CliPlan, JsonIsThePlanItself) {
+  const CliResult result =
+      run_cli(with_shape("plan", {"--tokens", "33", "--device", "cpu:portable", "--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Result<Plan> read = Plan::from_json(result.out);
+  ASSERT_TRUE(read) << read.status().to_string();
+  Problem problem;
+  problem.num_tokens = 33;
+  problem.num_experts = 8;
+  problem.top_k = 2;
+  problem.hidden_size = 128;
+  problem.intermediate_size = 64;
+  problem.recipe = Recipe::kW4a16Nvfp4;
+  const Result<Plan> made = make_plan(problem, *device_from_name("cpu:portable"));
+  ASSERT_TRUE(made) << made.status().to_string();
+  EXPECT_EQ(*read, *made);
+}
+
+TEST(CliPlan, OptionsReachTheProblem) {
+  const CliResult result = run_cli(with_shape("plan",
+                                              {"--tokens",
+                                               "8",
+                                               "--recipe",
+                                               "w4a16_mxfp4",
+                                               "--activation",
+                                               "swiglu_oai",
+                                               "--limit",
+                                               "6.5",
+                                               "--alpha",
+                                               "1.5",
+                                               "--beta",
+                                               "0.5",
+                                               "--row-order",
+                                               "interleaved",
+                                               "--bias",
+                                               "--routed-scaling",
+                                               "2.5",
+                                               "--router-weight-on-input",
+                                               "--io-dtype",
+                                               "f32",
+                                               "--batch-invariant",
+                                               "--max-workspace",
+                                               "1000000",
+                                               "--threads",
+                                               "3",
+                                               "--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = result.json();
+  const Json& problem = json.at("problem");
+  EXPECT_EQ(problem.at("recipe"), "w4a16_mxfp4");
+  EXPECT_EQ(problem.at("activation").at("kind"), "swiglu_oai");
+  EXPECT_EQ(problem.at("activation").at("limit"), 6.5);
+  EXPECT_EQ(problem.at("activation").at("alpha"), 1.5);
+  EXPECT_EQ(problem.at("activation").at("beta"), 0.5);
+  EXPECT_EQ(problem.at("row_order"), "interleaved");
+  EXPECT_EQ(problem.at("gate_up_bias"), true);
+  EXPECT_EQ(problem.at("down_bias"), true);
+  EXPECT_EQ(problem.at("routed_scaling"), 2.5);
+  EXPECT_EQ(problem.at("router_weight_on_input"), true);
+  EXPECT_EQ(problem.at("io_dtype"), "f32");
+  EXPECT_EQ(problem.at("batch_invariant"), true);
+  EXPECT_EQ(problem.at("max_workspace_bytes"), 1000000);
+  EXPECT_EQ(json.at("device").at("num_threads"), 3);
+}
+
+TEST(CliPlan, PinsChooseTheFamily) {
+  for (const std::string family : {"direct", "grouped"}) {
+    const CliResult result =
+        run_cli(with_shape("plan", {"--tokens", "16", "--pin", "family=" + family, "--json"}));
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.json().at("family"), family);
+  }
+}
+
+TEST(CliPlan, TextNamesStepsWorkspaceAndRefusals) {
+  const CliResult result = run_cli(with_shape("plan", {"--tokens", "1"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* word : {"problem", "device", "ladder", "workspace"}) {
+    EXPECT_NE(result.out.find(word), std::string::npos) << word;
+  }
+}
+
+TEST(CliPlan, PresetsAreTheShapesOfPublicModels) {
+  struct Shape {
+    const char* preset;
+    int experts, top_k, hidden, intermediate;
+    const char* recipe;
+  };
+
+  const std::vector<Shape> shapes{{"glm52_tp8", 256, 8, 6144, 256, "w4a16_nvfp4"},
+                                  {"glm52_ep8", 32, 8, 6144, 2048, "w4a16_nvfp4"},
+                                  {"deepseek_v3_tp8", 256, 8, 7168, 256, "w4a16_nvfp4"},
+                                  {"qwen3_30b", 128, 8, 2048, 768, "w4a16_nvfp4"},
+                                  {"gpt_oss_120b", 128, 4, 2880, 2880, "w4a16_mxfp4"},
+                                  {"mixtral_8x7b", 8, 2, 4096, 14336, "w4a16_nvfp4"},
+                                  {"cpu_qwen3_30b", 128, 8, 2048, 768, "w4a16_mxfp4"},
+                                  {"cpu_glm52_tp8", 256, 8, 6144, 256, "w4a16_mxfp4"},
+                                  {"cpu_gpt_oss_20b", 32, 4, 2880, 2880, "w4a16_mxfp4"},
+                                  {"cpu_mixtral_tp4", 8, 2, 4096, 3584, "w4a16_mxfp4"}};
+  for (const Shape& shape : shapes) {
+    const CliResult result = run_cli({"plan", "--preset", shape.preset, "--tokens", "1", "--json"});
+    ASSERT_EQ(result.exit_code, 0) << shape.preset << result.err;
+    const Json problem = result.json().at("problem");
+    EXPECT_EQ(problem.at("num_experts"), shape.experts) << shape.preset;
+    EXPECT_EQ(problem.at("top_k"), shape.top_k) << shape.preset;
+    EXPECT_EQ(problem.at("hidden_size"), shape.hidden) << shape.preset;
+    EXPECT_EQ(problem.at("intermediate_size"), shape.intermediate) << shape.preset;
+    EXPECT_EQ(problem.at("recipe"), shape.recipe) << shape.preset;
+  }
+}
+
+TEST(CliPlan, MatrixHasEveryCellAndEveryRefusalAReason) {
+  const CliResult result = run_cli({"plan", "--matrix", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json cells = result.json().at("matrix");
+  EXPECT_EQ(cells.size(), 3U * 10U * 5U);  // recipes, devices, activations
+  int served = 0;
+  for (const Json& cell : cells) {
+    if (cell.at("status").is_null()) {
+      EXPECT_NE(cell.at("reason"), "") << cell.dump();
+    } else {
+      ++served;
+    }
+    if (cell.at("device").get<std::string>().rfind("cpu", 0) == 0) {
+      EXPECT_FALSE(cell.at("status").is_null()) << cell.dump();
+    }
+  }
+  EXPECT_GE(served, 3 * 3 * 5);
+  const CliResult text = run_cli({"plan", "--matrix"});
+  EXPECT_EQ(text.out.rfind("| recipe |", 0), 0U) << text.out;
+}
+
+TEST(CliVerify, JsonCountsChecksAndReportsBounds) {
+  const CliResult result =
+      run_cli(with_shape("verify", {"--tokens", "1,9", "--seed", "3", "--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  const Json json = result.json();
+  expect_fields(json, {"schema", "passed", "failed", "seconds", "results"});
+  EXPECT_EQ(json.at("passed"), 2);
+  EXPECT_EQ(json.at("failed"), 0);
+  ASSERT_EQ(json.at("results").size(), 2U);
+  const Json& report = json.at("results")[1].at("report");
+  expect_fields(report,
+                {"passed",
+                 "tokens_checked",
+                 "intermediates_checked",
+                 "intermediates_differing",
+                 "outputs_checked",
+                 "outputs_out_of_bound",
+                 "max_abs_error",
+                 "rms_error",
+                 "max_bound_fraction",
+                 "cosine",
+                 "first_failure"});
+  EXPECT_EQ(report.at("tokens_checked"), 9);
+  EXPECT_EQ(report.at("outputs_checked"), 9 * 128);
+  EXPECT_EQ(report.at("outputs_out_of_bound"), 0);
+}
+
+TEST(CliVerify, ChecksTheWeightsOfACheckpoint) {
+  const CliResult result = run_cli({"verify",
+                                    "--checkpoint",
+                                    folder("modelopt_nvfp4_qwen3_moe"),
+                                    "--layer",
+                                    "1",
+                                    "--tokens",
+                                    "1,5",
+                                    "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(result.json().at("passed"), 2);
+}
+
+TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
+  const CliResult result = run_cli(
+      with_shape("bench", {"--tokens", "1,4", "--seconds", "0.05", "--threads", "2", "--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  std::istringstream lines(result.out);
+  std::vector<Json> rows;
+  for (std::string line; std::getline(lines, line);) {
+    rows.push_back(Json::parse(line, nullptr, false));
+    ASSERT_FALSE(rows.back().is_discarded()) << line;
+  }
+  ASSERT_EQ(rows.size(), 2U);
+  for (const Json& row : rows) {
+    expect_fields(row,
+                  {"subject",
+                   "case",
+                   "tokens",
+                   "recipe",
+                   "device",
+                   "threads",
+                   "version",
+                   "commit",
+                   "dirty",
+                   "command",
+                   "plan",
+                   "weight_copies",
+                   "time_us",
+                   "active_weight_bytes",
+                   "gbps",
+                   "probe_gbps",
+                   "fraction_of_probe",
+                   "gflops",
+                   "check",
+                   "samples_us"});
+    expect_fields(row.at("time_us"), {"median", "p10", "p90"});
+    EXPECT_GE(row.at("samples_us").size(), 10U);
+    EXPECT_GT(row.at("time_us").at("median").get<double>(), 0.0);
+    EXPECT_GT(row.at("probe_gbps").at("median").get<double>(), 0.0);
+    EXPECT_EQ(row.at("check").at("passed"), true);
+    EXPECT_EQ(row.at("threads"), 2);
+    EXPECT_NE(row.at("command").get<std::string>().find("--seconds 0.05"), std::string::npos);
+  }
+  // Two distinct experts of 3 * 128 * 64 codes at half a byte and a scale byte per 16.
+  EXPECT_EQ(rows[0].at("active_weight_bytes"), 2 * (3 * 128 * 64 / 2 + 3 * 128 * 64 / 16));
+}
+
+}  // namespace
+}  // namespace moekit::test
