@@ -80,8 +80,7 @@ Result<Plan> plan_for(const Subject& subject, std::int64_t num_tokens) {
 
 Result<BenchLayer> build_layer(Console& console, const BenchOptions& options) {
   MOEKIT_ASSIGN_OR_RETURN(Subject subject, resolve_subject(options.layer));
-  const std::int64_t most = *std::max_element(options.tokens.begin(), options.tokens.end());
-  MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(subject, most));
+  MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(subject, 1));  // any M has the same layout
   std::optional<RandomExperts> random_experts;
   if (!subject.layer) {
     RandomBits random(options.seed);
@@ -92,9 +91,12 @@ Result<BenchLayer> build_layer(Console& console, const BenchOptions& options) {
   BenchLayer layer{
       std::move(subject), std::move(random_experts), {}, std::move(runtime), std::move(probe)};
   const std::int64_t num_copies = copies_wanted(plan->prepare.packed_bytes);
+  PrepareOptions prepare_options;
+  // Starting threads costs more than packing a few megabytes.
+  prepare_options.num_threads = num_copies > 16 ? 1 : 0;
   for (std::int64_t i = 0; i < num_copies; ++i) {
     console.progress("packing copies", i, num_copies);
-    MOEKIT_ASSIGN_OR_RETURN(PackedExperts packed, prepare(plan, layer.source()));
+    MOEKIT_ASSIGN_OR_RETURN(PackedExperts packed, prepare(plan, layer.source(), prepare_options));
     layer.copies.push_back(std::move(packed));
   }
   return layer;
@@ -237,11 +239,6 @@ Result<BenchResult> measure(const BenchOptions& options, BenchLayer& layer, cons
 }
 
 Status check_words(const BenchOptions& options) {
-  for (const std::int64_t tokens : options.tokens) {
-    if (tokens < 1) {
-      return invalid_argument(fmt::format("--tokens {}: must be at least 1", tokens));
-    }
-  }
   if (!(options.seconds > 0.0 && options.seconds <= 600.0)) {
     return invalid_argument(
         fmt::format("--seconds {}: expected more than 0, at most 600", options.seconds));
@@ -253,9 +250,11 @@ Status check_words(const BenchOptions& options) {
 
 Result<ExitCode> bench_verb(Console& console, const BenchOptions& options) {
   MOEKIT_RETURN_IF_ERROR(check_words(options));
+  MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::int64_t> tokens,
+                          parse_token_list(options.tokens, 1));
   MOEKIT_ASSIGN_OR_RETURN(BenchLayer layer, build_layer(console, options));
   ExitCode code = ExitCode::kOk;
-  for (const std::int64_t num_tokens : options.tokens) {
+  for (const std::int64_t num_tokens : tokens) {
     MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(layer.subject, num_tokens));
     MOEKIT_ASSIGN_OR_RETURN(const BenchResult result, measure(options, layer, plan));
     if (!result.check.passed) {

@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/build_facts.h"
 #include "cli/options.h"
@@ -150,11 +151,9 @@ void add_layer_options(CLI::App& app,
 constexpr const char* kJsonHelp = "report as JSON";
 
 /// A list of token counts; the last mention counts, so that a reproducing line can append its own.
-void add_token_list(CLI::App& app, std::vector<std::int64_t>& tokens, const std::string& help) {
+void add_token_list(CLI::App& app, std::string& tokens, const std::string& help) {
   app.add_option("--tokens", tokens, help)
       ->option_text("M[,M...]")
-      ->delimiter(',')
-      ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
@@ -255,6 +254,23 @@ void add_verbs(CLI::App& app, Parsing& parsing) {
   add_verb(app, parsing, "bench", bench_verb);
 }
 
+/// CLI11 would say that a subcommand is missing, whatever stands in its place.
+Status check_verb(const CLI::App& app, int argc, char** argv) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands(nullptr)) {
+    names.push_back(verb->get_name());
+  }
+  const std::string given = argc > 1 ? argv[1] : "";
+  if (given.empty()) {
+    return invalid_argument(fmt::format("no verb, expected one of {}", fmt::join(names, ", ")));
+  }
+  if (given.front() != '-' && std::find(names.begin(), names.end(), given) == names.end()) {
+    return invalid_argument(
+        fmt::format("{}: unknown verb, expected one of {}", given, fmt::join(names, ", ")));
+  }
+  return {};
+}
+
 /// The command line as one string that a POSIX shell reads back.
 std::string quoted_command_line(int argc, char** argv) {
   std::string line = "moekit";
@@ -293,6 +309,7 @@ Result<ChosenVerb> parse_command_line(int argc, char** argv) {
   Parsing parsing;
   parsing.command_line = quoted_command_line(argc, argv);
   add_verbs(app, parsing);
+  MOEKIT_RETURN_IF_ERROR(check_verb(app, argc, argv));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForVersion& version) {

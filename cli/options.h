@@ -65,7 +65,7 @@ struct RunOptions {
 
 struct VerifyOptions {
   LayerOptions layer{};
-  std::vector<std::int64_t> tokens{1, 2, 7, 8, 33};
+  std::string tokens = "1,2,7,8,33";
   std::optional<std::string> suite{};
   std::optional<std::string> case_line{};
   std::uint64_t seed = 1;
@@ -75,7 +75,7 @@ struct VerifyOptions {
 
 struct BenchOptions {
   LayerOptions layer{};
-  std::vector<std::int64_t> tokens{1, 8, 64};
+  std::string tokens = "1,8,64";
   double seconds = 2.0;
   std::uint64_t seed = 1;
   std::string command_line{};  // as typed, for benchmark rows

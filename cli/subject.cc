@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/subject.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <utility>
@@ -220,9 +221,26 @@ Result<DeviceDescriptor> resolve_device(const LayerOptions& options) {
   return device;
 }
 
+Result<std::vector<std::int64_t>> parse_token_list(const std::string& text, std::int64_t minimum) {
+  std::vector<std::int64_t> tokens;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t comma = std::min(text.find(',', start), text.size());
+    const std::string_view word = std::string_view(text).substr(start, comma - start);
+    const std::optional<std::int64_t> count = parse_integer<std::int64_t>(word);
+    if (!count || *count < minimum) {
+      return invalid_argument(fmt::format(
+          "--tokens {}: '{}' is no token count, expected integers from {}", text, word, minimum));
+    }
+    tokens.push_back(*count);
+    start = comma + 1;
+  }
+  return tokens;
+}
+
 Result<PlanOverrides> parse_pins(const std::vector<std::string>& pins) {
   constexpr const char* kLegal =
       "family=direct|grouped, route_block_rows=8|16|32|48|64, tile=NAME, resident, pdl_first";
+  constexpr std::array<std::int64_t, 5> kBlockRows{8, 16, 32, 48, 64};
   PlanOverrides overrides;
   for (const std::string& pin : pins) {
     const std::size_t equals = pin.find('=');
@@ -231,8 +249,10 @@ Result<PlanOverrides> parse_pins(const std::vector<std::string>& pins) {
     const bool has_value = equals != std::string::npos;
     if (key == "family" && (value == "direct" || value == "grouped")) {
       overrides.family = value == "direct" ? ExecutionFamily::kDirect : ExecutionFamily::kGrouped;
-    } else if (key == "route_block_rows" && parse_integer<std::int64_t>(value)) {
-      overrides.route_block_rows = parse_integer<std::int64_t>(value);
+    } else if (const auto rows = parse_integer<std::int64_t>(value);
+               key == "route_block_rows" && rows &&
+               std::find(kBlockRows.begin(), kBlockRows.end(), *rows) != kBlockRows.end()) {
+      overrides.route_block_rows = rows;
     } else if (key == "tile" && !value.empty()) {
       overrides.tile = value;
     } else if (key == "resident" && !has_value) {

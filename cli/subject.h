@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "moekit/moekit.h"
 
@@ -36,6 +37,10 @@ struct Subject {
                                               const std::optional<std::int64_t>& layer);
 
 [[nodiscard]] Result<DeviceDescriptor> resolve_device(const LayerOptions& options);
+
+/// `1,8,64`: at least one count, none below `minimum`.
+[[nodiscard]] Result<std::vector<std::int64_t>> parse_token_list(const std::string& text,
+                                                                 std::int64_t minimum);
 
 [[nodiscard]] Result<PlanOverrides> parse_pins(const std::vector<std::string>& pins);
 

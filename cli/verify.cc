@@ -192,8 +192,10 @@ Result<VerifyReport> check_checkpoint_call(Console& console,
 Result<std::vector<Checked>> check_subject(Console& console, const VerifyOptions& options) {
   MOEKIT_ASSIGN_OR_RETURN(const Subject subject, resolve_subject(options.layer));
   MOEKIT_ASSIGN_OR_RETURN(const Runtime runtime, create_runtime(options.layer));
+  MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::int64_t> tokens,
+                          parse_token_list(options.tokens, 0));
   std::vector<Checked> results;
-  for (const std::int64_t num_tokens : options.tokens) {
+  for (const std::int64_t num_tokens : tokens) {
     Checked checked;
     if (subject.layer) {
       checked.command =
@@ -250,11 +252,6 @@ Result<std::vector<VerifyCase>> cases_of_suite(const std::string& name) {
 Status check_words(const VerifyOptions& options) {
   if (options.case_line && (options.suite || has_subject(options.layer))) {
     return invalid_argument("--case stands alone: it names problem, tokens and seed itself");
-  }
-  const auto negative =
-      std::find_if(options.tokens.begin(), options.tokens.end(), [](auto m) { return m < 0; });
-  if (negative != options.tokens.end()) {
-    return invalid_argument(fmt::format("--tokens {}: must not be negative", *negative));
   }
   return {};
 }

@@ -44,8 +44,8 @@ std::vector<std::string> run_qwen(const std::vector<std::string>& more) {
 
 std::vector<ErrorCase> usage_cases() {
   return {
-      {"no verb", {}, 2, {"subcommand"}},
-      {"unknown verb", {"trian"}, 2, {"trian"}},
+      {"no verb", {}, 2, {"devices", "bench"}},
+      {"unknown verb", {"trian"}, 2, {"trian", "run"}},
       {"unknown option", with_shape("plan", {"--tokens", "1", "--color", "red"}), 2, {"--color"}},
       {"no tensor parallel yet", with_shape("plan", {"--tokens", "1", "--tp", "0/2"}), 2, {"--tp"}},
       {"no expert parallel yet", with_shape("plan", {"--tokens", "1", "--ep", "0/2"}), 2, {"--ep"}},
