@@ -27,9 +27,11 @@ def cpp_files(names):
 
 
 def is_test(name):
-    """Test, fuzz and bench sources may include what the library may not."""
+    """Test, fuzz and bench sources, and headers for them alone, may do what the library may not."""
     base = name.rsplit("/", 1)[-1]
-    return bool(re.search(r"(_test|_fuzz)\.(cc|h)$", base)) or base == "bench.cc"
+    if base == "bench.cc" or re.search(r"(_test|_fuzz|_fixture|_fake)\.(cc|h)$", base):
+        return True
+    return name.startswith("src/") and bool(re.match(r"(test|bench)_\w+\.h$", base))
 
 
 _TOKEN = re.compile(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Benchmark equipment: a layer of a model's shape with random weights, bound on one ISA, whose every
-// run takes other experts than the runs before, so that weights come from memory and not from a
-// cache. Public API alone. Aborts on any error: a benchmark has nobody to report to.
+// Benchmark equipment: a layer of a model's shape with random weights, bound on one ISA, whose
+// every run takes other experts than the runs before, so that weights come from memory and not from
+// a cache. Public API alone. Aborts on any error: a benchmark has nobody to report to.
 
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +25,9 @@ class BenchLayer {
   static constexpr int kCalls = 16;
 
   BenchLayer(Problem problem, std::int64_t tokens, const std::string& isa, int threads)
-      : problem_(problem), tokens_(tokens), runtime_(take(Runtime::create({.num_threads = threads}))) {
+      : problem_(problem),
+        tokens_(tokens),
+        runtime_(take(Runtime::create({.num_threads = threads}))) {
     problem_.num_tokens = tokens;
     DeviceDescriptor device = take(device_from_name("cpu:" + isa));
     device.num_threads = threads;
@@ -49,8 +51,9 @@ class BenchLayer {
 
   /// Multiply-adds of one call, both counted.
   [[nodiscard]] double flops() const {
-    const double products = static_cast<double>(num_gate_up_rows(problem_) + problem_.intermediate_size) *
-                            static_cast<double>(problem_.hidden_size);
+    const double products =
+        static_cast<double>(num_gate_up_rows(problem_) + problem_.intermediate_size) *
+        static_cast<double>(problem_.hidden_size);
     return 2.0 * products * static_cast<double>(tokens_ * problem_.top_k);
   }
 
@@ -85,15 +88,14 @@ class BenchLayer {
     }
     const auto matrix = [&](std::int64_t rows, std::int64_t cols) {
       const std::int64_t group = format_info(format).group_size;
-      return WeightMatrix{
-          .format = format,
-          .rows = rows,
-          .cols = cols,
-          .codes = codes_.data(),
-          .row_stride_bytes = code_row_bytes(format, cols),
-          .scales = group == 0 ? nullptr : scales_.data(),
-          .scale_row_stride_bytes = group == 0 ? 0 : (cols + group - 1) / group,
-          .global_scale = format_info(format).has_global_scale ? 0.01F : 1.0F};
+      return WeightMatrix{.format = format,
+                          .rows = rows,
+                          .cols = cols,
+                          .codes = codes_.data(),
+                          .row_stride_bytes = code_row_bytes(format, cols),
+                          .scales = group == 0 ? nullptr : scales_.data(),
+                          .scale_row_stride_bytes = group == 0 ? 0 : (cols + group - 1) / group,
+                          .global_scale = format_info(format).has_global_scale ? 0.01F : 1.0F};
     };
     const WeightMatrix gate_up = matrix(problem_.intermediate_size, problem_.hidden_size);
     const WeightMatrix down = matrix(problem_.hidden_size, problem_.intermediate_size);
@@ -120,9 +122,12 @@ class BenchLayer {
     for (std::vector<std::int32_t>& ids : ids_) {
       distinct += draw_ids(random, ids);
       RunArguments arguments;
-      arguments.x = matrix_view(std::as_const(x_).data(), DType::kBf16, tokens_, problem_.hidden_size);
-      arguments.topk_ids = matrix_view(std::as_const(ids).data(), DType::kI32, tokens_, problem_.top_k);
-      arguments.topk_weights = matrix_view(std::as_const(weights_).data(), DType::kF32, tokens_, problem_.top_k);
+      arguments.x =
+          matrix_view(std::as_const(x_).data(), DType::kBf16, tokens_, problem_.hidden_size);
+      arguments.topk_ids =
+          matrix_view(std::as_const(ids).data(), DType::kI32, tokens_, problem_.top_k);
+      arguments.topk_weights =
+          matrix_view(std::as_const(weights_).data(), DType::kF32, tokens_, problem_.top_k);
       arguments.out = matrix_view(out_.data(), DType::kBf16, tokens_, problem_.hidden_size);
       bindings_.push_back(
           take(moekit::bind(runtime_, plan_.front(), packed_, workspace, arguments)));

@@ -130,82 +130,84 @@ struct BadCall {
   std::string expected_text;
 };
 
+std::array<std::int32_t, 4> spoiled_map{0, 1, 2, 3};
+
+const std::vector<BadCall> kBadCalls = {
+    {"hidden",
+     [](Call& c) { c.arguments.x.shape[1] = 40; },
+     "x has shape [3, 40], expected [3, 48]"},
+    {"rank", [](Call& c) { c.arguments.x.rank = 1; }, "tokens"},
+    {"capacity",
+     [](Call& c) { c.arguments.x.shape[0] = 6; },
+     "x has 6 tokens, the plan's capacity is 5"},
+    {"x dtype",
+     [](Call& c) { c.arguments.x.dtype = DType::kF16; },
+     "x has dtype f16, expected bf16"},
+    {"x null", [](Call& c) { c.arguments.x.data = nullptr; }, "x is null"},
+    {"x unaligned",
+     [](Call& c) { c.arguments.x.data = reinterpret_cast<const std::byte*>(c.x.data()) + 1; },
+     "x is not aligned to 2 bytes"},
+    {"column stride", [](Call& c) { c.arguments.x.strides[1] = 2; }, "x has strides [48, 2]"},
+    {"rows too near", [](Call& c) { c.arguments.x.strides[0] = 40; }, "x has strides [40, 1]"},
+    {"ids dtype",
+     [](Call& c) { c.arguments.topk_ids.dtype = DType::kF32; },
+     "topk_ids have dtype f32, expected i32 or i64"},
+    {"ids shape",
+     [](Call& c) { c.arguments.topk_ids.shape[1] = 1; },
+     "topk_ids has shape [3, 1], expected [3, 2]"},
+    {"weights dtype",
+     [](Call& c) { c.arguments.topk_weights.dtype = DType::kBf16; },
+     "topk_weights has dtype bf16, expected f32"},
+    {"out dtype", [](Call& c) { c.arguments.out.dtype = DType::kF32; }, "out has dtype f32"},
+    {"out rows", [](Call& c) { c.arguments.out.shape[0] = 2; }, "out has shape [2, 48]"},
+    {"out is x", [](Call& c) { c.arguments.out.data = c.x.data(); }, "out overlaps x"},
+    {"out in weights",
+     [](Call& c) { c.arguments.out.data = c.weights.data(); },
+     "out overlaps topk_weights"},
+    {"out in workspace",
+     [](Call& c) { c.arguments.out.data = c.workspace_span.data(); },
+     "out overlaps workspace"},
+    {"x in workspace",
+     [](Call& c) { c.arguments.x.data = c.workspace_span.data(); },
+     "workspace overlaps x"},
+    {"workspace short",
+     [](Call& c) { c.workspace_span = c.workspace_span.first(c.workspace_span.size() - 1); },
+     "the plan needs"},
+    {"workspace unaligned",
+     [](Call& c) {
+       c.workspace_span = {c.workspace_span.data() + 16, c.workspace_span.size()};
+     },
+     "workspace is not aligned to 256"},
+    {"map unasked",
+     [](Call& c) { c.arguments.expert_map = spoiled_map.data(); },
+     "the problem names none"},
+    {"shared unasked",
+     [](Call& c) {
+       c.arguments.shared = matrix_view(std::as_const(c.x).data(), DType::kBf16, 3, 48);
+     },
+     "shared given"},
+    {"no experts", [](Call& c) { c.experts = PackedExperts(); }, "experts were not prepared"},
+    {"other layout",
+     [](Call& c) {
+       Problem other = small_problem();
+       other.hidden_size = 56;
+       const TestLayer layer(other);
+       c.experts = *prepare(*make_plan(other, host_cpu()), layer.source);
+     },
+     "h56"},
+    {"other expert count",
+     [](Call& c) {
+       Problem other = small_problem();
+       other.num_experts = 5;
+       const TestLayer layer(other);
+       c.experts = *prepare(*make_plan(other, host_cpu()), layer.source);
+     },
+     "experts hold 5 experts, the plan needs 4"},
+};
+
 TEST(Bind, EveryMistakeIsNamedWithItsValues) {
-  static std::array<std::int32_t, 4> map{0, 1, 2, 3};
-  const std::vector<BadCall> cases = {
-      {"hidden",
-       [](Call& c) { c.arguments.x.shape[1] = 40; },
-       "x has shape [3, 40], expected [3, 48]"},
-      {"rank", [](Call& c) { c.arguments.x.rank = 1; }, "tokens"},
-      {"capacity",
-       [](Call& c) { c.arguments.x.shape[0] = 6; },
-       "x has 6 tokens, the plan's capacity is 5"},
-      {"x dtype",
-       [](Call& c) { c.arguments.x.dtype = DType::kF16; },
-       "x has dtype f16, expected bf16"},
-      {"x null", [](Call& c) { c.arguments.x.data = nullptr; }, "x is null"},
-      {"x unaligned",
-       [](Call& c) { c.arguments.x.data = reinterpret_cast<const std::byte*>(c.x.data()) + 1; },
-       "x is not aligned to 2 bytes"},
-      {"column stride", [](Call& c) { c.arguments.x.strides[1] = 2; }, "x has strides [48, 2]"},
-      {"rows too near", [](Call& c) { c.arguments.x.strides[0] = 40; }, "x has strides [40, 1]"},
-      {"ids dtype",
-       [](Call& c) { c.arguments.topk_ids.dtype = DType::kF32; },
-       "topk_ids have dtype f32, expected i32 or i64"},
-      {"ids shape",
-       [](Call& c) { c.arguments.topk_ids.shape[1] = 1; },
-       "topk_ids has shape [3, 1], expected [3, 2]"},
-      {"weights dtype",
-       [](Call& c) { c.arguments.topk_weights.dtype = DType::kBf16; },
-       "topk_weights has dtype bf16, expected f32"},
-      {"out dtype", [](Call& c) { c.arguments.out.dtype = DType::kF32; }, "out has dtype f32"},
-      {"out rows", [](Call& c) { c.arguments.out.shape[0] = 2; }, "out has shape [2, 48]"},
-      {"out is x", [](Call& c) { c.arguments.out.data = c.x.data(); }, "out overlaps x"},
-      {"out in weights",
-       [](Call& c) { c.arguments.out.data = c.weights.data(); },
-       "out overlaps topk_weights"},
-      {"out in workspace",
-       [](Call& c) { c.arguments.out.data = c.workspace_span.data(); },
-       "out overlaps workspace"},
-      {"x in workspace",
-       [](Call& c) { c.arguments.x.data = c.workspace_span.data(); },
-       "workspace overlaps x"},
-      {"workspace short",
-       [](Call& c) { c.workspace_span = c.workspace_span.first(c.workspace_span.size() - 1); },
-       "the plan needs"},
-      {"workspace unaligned",
-       [](Call& c) {
-         c.workspace_span = {c.workspace_span.data() + 16, c.workspace_span.size()};
-       },
-       "workspace is not aligned to 256"},
-      {"map unasked",
-       [](Call& c) { c.arguments.expert_map = map.data(); },
-       "the problem names none"},
-      {"shared unasked",
-       [](Call& c) {
-         c.arguments.shared = matrix_view(std::as_const(c.x).data(), DType::kBf16, 3, 48);
-       },
-       "shared given"},
-      {"no experts", [](Call& c) { c.experts = PackedExperts(); }, "experts were not prepared"},
-      {"other layout",
-       [](Call& c) {
-         Problem other = small_problem();
-         other.hidden_size = 56;
-         const TestLayer layer(other);
-         c.experts = *prepare(*make_plan(other, host_cpu()), layer.source);
-       },
-       "h56"},
-      {"other expert count",
-       [](Call& c) {
-         Problem other = small_problem();
-         other.num_experts = 5;
-         const TestLayer layer(other);
-         c.experts = *prepare(*make_plan(other, host_cpu()), layer.source);
-       },
-       "experts hold 5 experts, the plan needs 4"},
-  };
-  ASSERT_GE(cases.size(), 24U);
-  for (const BadCall& bad : cases) {
+  ASSERT_GE(kBadCalls.size(), 24U);
+  for (const BadCall& bad : kBadCalls) {
     Call call;
     bad.spoil(call);
     const Result<Binding> binding = call.bound();
