@@ -101,7 +101,7 @@ TEST_F(FilesTest, only_regular_files_are_mapped) {
   EXPECT_EQ(MappedFile::open(std::string("a\0b", 3)).status().code(), StatusCode::kIo);
   ASSERT_EQ(::mkfifo((folder_ + "/pipe").c_str(), 0600), 0);
   EXPECT_EQ(MappedFile::open(folder_ + "/pipe").status().code(), StatusCode::kIo);
-  std::ofstream(folder_ + "/empty");
+  std::ofstream(folder_ + "/empty").close();
   const Result<MappedFile> empty = MappedFile::open(folder_ + "/empty");
   ASSERT_TRUE(empty.has_value());
   EXPECT_TRUE(empty->bytes().empty());

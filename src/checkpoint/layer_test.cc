@@ -108,13 +108,14 @@ TEST(Layer, a_bare_file_is_read_with_assumptions) {
 }
 
 TEST(Layer, packed_schemes_by_name) {
-  const Result<CheckpointLayer> modelopt =
-      Composed(packed("weight", "F8_E4M3", 16, "weight_scale_2")).layer();
+  const Composed nvfp4(packed("weight", "F8_E4M3", 16, "weight_scale_2"));
+  const Result<CheckpointLayer> modelopt = nvfp4.layer();
   ASSERT_TRUE(modelopt.has_value()) << modelopt.status().to_string();
   EXPECT_EQ(modelopt->scheme, "modelopt_nvfp4");
   EXPECT_EQ(modelopt->source.experts[1].up.global_scale, 0.0F);  // legal: a dormant expert
   for (const std::string dtype : {"U8", "F8_E8M0"}) {
-    const Result<CheckpointLayer> mxfp4 = Composed(packed("weight_packed", dtype, 32, "")).layer();
+    const Composed composed(packed("weight_packed", dtype, 32, ""));  // the views point into it
+    const Result<CheckpointLayer> mxfp4 = composed.layer();
     ASSERT_TRUE(mxfp4.has_value()) << mxfp4.status().to_string();
     EXPECT_EQ(mxfp4->scheme, "compressed_tensors_mxfp4");
     EXPECT_EQ(mxfp4->problem.recipe, Recipe::kW4a16Mxfp4);
