@@ -3,13 +3,13 @@
 
 // Benchmark equipment: a layer of a model's shape with random weights, bound on one ISA, whose
 // every run takes other experts than the runs before, so that weights come from memory and not from
-// a cache. Public API alone. Aborts on any error: a benchmark has nobody to report to.
+// a cache. Public API alone.
 
-#include <cstdio>
-#include <cstdlib>
+#include <memory>
 #include <random>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,25 +24,22 @@ class BenchLayer {
   /// Ids are drawn for `kCalls` calls; each call is bound once.
   static constexpr int kCalls = 16;
 
-  BenchLayer(Problem problem, std::int64_t tokens, const std::string& isa, int threads)
-      : problem_(problem),
-        tokens_(tokens),
-        runtime_(take(Runtime::create({.num_threads = threads}))) {
-    problem_.num_tokens = tokens;
-    DeviceDescriptor device = take(device_from_name("cpu:" + isa));
+  [[nodiscard]] static Result<std::unique_ptr<BenchLayer>> make(const Problem& problem,
+                                                                std::string_view isa,
+                                                                int threads) {
+    auto layer = std::unique_ptr<BenchLayer>(new BenchLayer(problem));
+    MOEKIT_ASSIGN_OR_RETURN(DeviceDescriptor device, device_from_name("cpu:" + std::string(isa)));
     device.num_threads = threads;
-    plan_.push_back(take(make_plan(problem_, device)));
-    packed_ = take(prepare(plan_.front(), source()));
-    workspace_.resize(static_cast<std::size_t>(plan_.front().workspace_bytes()) +
-                      kWorkspaceAlignment);
-    bind_calls();
+    MOEKIT_ASSIGN_OR_RETURN(const Runtime runtime, Runtime::create({.num_threads = threads}));
+    MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, device));
+    MOEKIT_ASSIGN_OR_RETURN(const PackedExperts packed, prepare(plan, layer->source()));
+    layer->runtime_.push_back(runtime);
+    MOEKIT_RETURN_IF_ERROR(layer->bind_calls(plan, packed));
+    return layer;
   }
 
-  void run() {
-    const Status status = moekit::run(runtime_, bindings_[next_++ % bindings_.size()]);
-    if (!status.ok()) {
-      fail(status);
-    }
+  [[nodiscard]] Status run() {
+    return moekit::run(runtime_.front(), bindings_[next_++ % bindings_.size()]);
   }
 
   /// Weight bytes that a call reads, averaged over the calls: distinct experts times their packed
@@ -58,18 +55,7 @@ class BenchLayer {
   }
 
  private:
-  [[noreturn]] static void fail(const Status& status) {
-    std::fprintf(stderr, "%s\n", status.to_string().c_str());
-    std::abort();
-  }
-
-  template <typename T>
-  static T take(Result<T> result) {
-    if (!result.has_value()) {
-      fail(result.status());
-    }
-    return std::move(result).value();
-  }
+  explicit BenchLayer(const Problem& problem) : problem_(problem), tokens_(problem.num_tokens) {}
 
   // All experts view the same random bytes; packing gives each its own copy.
   ExpertsSource source() {
@@ -105,7 +91,8 @@ class BenchLayer {
     return source;
   }
 
-  void bind_calls() {
+  Status bind_calls(const Plan& plan, const PackedExperts& packed) {
+    workspace_.resize(static_cast<std::size_t>(plan.workspace_bytes()) + kWorkspaceAlignment);
     const auto address = reinterpret_cast<std::uintptr_t>(workspace_.data());
     const std::span<std::byte> workspace =
         std::span(workspace_).subspan(kWorkspaceAlignment - address % kWorkspaceAlignment);
@@ -129,12 +116,14 @@ class BenchLayer {
       arguments.topk_weights =
           matrix_view(std::as_const(weights_).data(), DType::kF32, tokens_, problem_.top_k);
       arguments.out = matrix_view(out_.data(), DType::kBf16, tokens_, problem_.hidden_size);
-      bindings_.push_back(
-          take(moekit::bind(runtime_, plan_.front(), packed_, workspace, arguments)));
+      MOEKIT_ASSIGN_OR_RETURN(const Binding binding,
+                              moekit::bind(runtime_.front(), plan, packed, workspace, arguments));
+      bindings_.push_back(binding);
     }
     active_bytes_ = static_cast<double>(distinct) / kCalls *
-                    static_cast<double>(plan_.front()->prepare.packed_bytes) /
+                    static_cast<double>(plan->prepare.packed_bytes) /
                     static_cast<double>(problem_.num_experts);
+    return {};
   }
 
   // Distinct experts per token; returns how many experts the call touches.
@@ -161,9 +150,7 @@ class BenchLayer {
 
   Problem problem_;
   std::int64_t tokens_;
-  Runtime runtime_;
-  std::vector<Plan> plan_;  // one, made after the members above
-  PackedExperts packed_;
+  std::vector<Runtime> runtime_;  // one; a Runtime has no empty state
   std::vector<std::uint8_t> codes_;
   std::vector<std::uint8_t> scales_;
   std::vector<std::uint16_t> x_;

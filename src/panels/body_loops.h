@@ -47,28 +47,37 @@ TileSums<Simd, kTokens> zero_tile() {
   return tile;
 }
 
-/// One scale group (or what the shard holds of it): sums of `steps` steps from zero, scaled and
-/// added to the totals. `lines` and `scales` begin at the first of the kParts parts.
-template <typename Simd, Panel16Element kElement, int kParts, int kTokens>
+/// One scale group, or what the shard holds of it, of the parts that are summed together.
+template <typename Simd>
+struct Group {
+  const std::byte* lines;   // of its first step, at the first of the parts
+  const std::byte* scales;  // of its first row
+  i64 steps;
+  const typename Simd::Operand* x;
+  i64 x_stride;
+};
+
+/// Sums the group from zero, scales, and adds to the totals.
+template <typename Simd, Panel16Element kElement, int kTokens>
 void add_group(const typename Simd::Constants& constants,
-               const std::byte* lines,
-               const std::byte* scales,
-               i64 steps,
-               const typename Simd::Operand* x,
-               i64 x_stride,
+               const Group<Simd>& group,
                TileSums<Simd, kTokens>* total) {
-  TileSums<Simd, kTokens> group[kParts];
-  for (int part = 0; part < kParts; ++part) {
-    group[part] = zero_tile<Simd, kTokens>();
+  constexpr int kTogether = Simd::template kPartsTogether<kTokens>;
+  TileSums<Simd, kTokens> sums[kTogether];
+  for (int part = 0; part < kTogether; ++part) {
+    sums[part] = zero_tile<Simd, kTokens>();
   }
-  for (i64 step = 0; step < steps; ++step) {
-    Simd::template add_codes<kParts, kTokens>(
-        constants, lines + step * kPanel16LineBytes, x + step * kPanel16StepCols, x_stride, group);
+  for (i64 step = 0; step < group.steps; ++step) {
+    Simd::template add_codes<kTogether, kTokens>(constants,
+                                                 group.lines + step * kPanel16LineBytes,
+                                                 group.x + step * kPanel16StepCols,
+                                                 group.x_stride,
+                                                 sums);
   }
-  for (int part = 0; part < kParts; ++part) {
-    const typename Simd::Scale scale = Simd::template scale<kElement>(scales, part);
+  for (int part = 0; part < kTogether; ++part) {
+    const typename Simd::Scale scale = Simd::template scale<kElement>(group.scales, part);
     for (int t = 0; t < kTokens; ++t) {
-      total[part].at[t] = Simd::multiply_add(group[part].at[t], scale, total[part].at[t]);
+      total[part].at[t] = Simd::multiply_add(sums[part].at[t], scale, total[part].at[t]);
     }
   }
 }
@@ -100,16 +109,11 @@ void dot_code_panel(const std::byte* panel,
       const i64 left = device::round_up(step + 1, kGroupSteps) - step;
       const i64 steps = left < last - step ? left : last - step;
       for (i64 part = 0; part < Simd::kParts; part += kTogether) {
-        const std::byte* lines = panel + part * kPartBytes;
-        const std::byte* part_scales = scales + part * kPartRows;
-        // A whole group is the common case: a constant trip count unrolls.
+        Group<Simd> group{panel + part * kPartBytes, scales + part * kPartRows, steps, x, x_stride};
         if (steps == kGroupSteps) {
-          add_group<Simd, kElement, kTogether, kTokens>(
-              constants, lines, part_scales, kGroupSteps, x, x_stride, total + part);
-        } else {
-          add_group<Simd, kElement, kTogether, kTokens>(
-              constants, lines, part_scales, steps, x, x_stride, total + part);
+          group.steps = kGroupSteps;  // the common case: a constant trip count unrolls
         }
+        add_group<Simd, kElement, kTokens>(constants, group, total + part);
       }
       scales += device::kPanel16Rows;
       panel += steps * kPanel16LineBytes;

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// dot/*: one dot call of each body on a panel in the first-level cache: what the instructions allow
+// when memory does not matter. layer/*: whole layers with weights from memory; GB/s are weight
+// bytes of active experts over time, to be read beside a probe of the machine's read bandwidth.
+
+#include <random>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#include "base/cpu_info.h"
+#include "panels/bench_layer.h"
+#include "panels/body.h"
+
+namespace moekit::panels {
+namespace {
+
+void dot_in_cache(benchmark::State& state, Isa isa, device::Panel16Element element) {
+  if (static_cast<int>(isa) > static_cast<int>(base::detect_cpu().isa)) {
+    state.SkipWithError("this processor or system lacks the instruction set");
+    return;
+  }
+  const Body& body = body_for(isa);
+  const std::int64_t tokens = state.range(0);
+  const std::int64_t cols = element == device::Panel16Element::kBf16 ? 256 : 1024;
+  const device::Panel16Shape shape{element, kPanelRows, cols, 1, 0};
+  std::vector<std::byte> panel(static_cast<std::size_t>(device::panel16_panel_bytes(shape)));
+  std::mt19937 random(3);
+  for (std::byte& byte : panel) {
+    byte = static_cast<std::byte>(0x30U + random() % 16U);
+  }
+  std::vector<std::byte> operand(
+      static_cast<std::size_t>(tokens * cols * body.operand_bytes));  // zeros: values cost nothing
+  std::vector<float> sums(static_cast<std::size_t>(tokens * kPanelRows));
+  for (auto _ : state) {
+    body.dot(
+        {panel.data(), 1, &shape, operand.data(), cols * body.operand_bytes, tokens, sums.data()});
+    benchmark::DoNotOptimize(sums.data());
+    benchmark::ClobberMemory();
+  }
+  const double products = static_cast<double>(kPanelRows * cols * tokens);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(2e-9 * products, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GB/s"] = benchmark::Counter(1e-9 * static_cast<double>(panel.size()),
+                                              benchmark::Counter::kIsIterationInvariantRate);
+}
+
+struct Shape {
+  const char* name;
+  std::int64_t hidden;
+  std::int64_t inner;
+  std::int64_t experts;  // enough for the calls of a case not to live in a cache
+  std::int64_t top_k;
+};
+
+constexpr Shape kShapes[] = {{"qwen3_30b", 2048, 768, 64, 8},
+                             {"glm_tp8", 6144, 256, 64, 8},
+                             {"gpt_oss_20b", 2880, 2880, 16, 4},
+                             {"mixtral_tp4", 4096, 3584, 8, 2}};
+
+void layer(benchmark::State& state, const Shape& shape, Recipe recipe, Isa isa) {
+  if (static_cast<int>(isa) > static_cast<int>(base::detect_cpu().isa)) {
+    state.SkipWithError("this processor or system lacks the instruction set");
+    return;
+  }
+  Problem problem;
+  problem.num_tokens = state.range(0);
+  problem.num_experts = shape.experts;
+  problem.top_k = shape.top_k;
+  problem.hidden_size = shape.hidden;
+  problem.intermediate_size = shape.inner;
+  problem.recipe = recipe;
+  auto made = BenchLayer::make(problem, isa_name(isa), base::detect_cpu().threads);
+  if (!made.has_value()) {
+    state.SkipWithError(made.status().to_string().c_str());
+    return;
+  }
+  BenchLayer& bench = **made;
+  for (auto _ : state) {
+    if (!bench.run().ok()) {
+      state.SkipWithError("run failed");
+      return;
+    }
+  }
+  state.counters["GB/s"] = benchmark::Counter(1e-9 * bench.active_bytes(),
+                                              benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(1e-9 * bench.flops(), benchmark::Counter::kIsIterationInvariantRate);
+}
+
+void register_dots() {
+  using Element = device::Panel16Element;
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    for (const auto& [element, name] : {std::pair{Element::kNvfp4, "nvfp4"},
+                                        std::pair{Element::kMxfp4, "mxfp4"},
+                                        std::pair{Element::kBf16, "bf16"}}) {
+      const std::string label = "dot/" + std::string(isa_name(isa)) + "/" + name;
+      auto* bench = benchmark::RegisterBenchmark(label.c_str(), dot_in_cache, isa, element);
+      for (std::int64_t tokens = 1; tokens <= body_for(isa).max_tokens; tokens *= 2) {
+        bench->Arg(tokens);
+      }
+    }
+  }
+}
+
+void register_layers() {
+  for (const Shape& shape : kShapes) {
+    for (const Recipe recipe : {Recipe::kW4a16Nvfp4, Recipe::kW4a16Mxfp4}) {
+      for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+        const std::string label = std::string("layer/") + shape.name + "/" +
+                                  std::string(recipe_info(recipe).name) + "/" +
+                                  std::string(isa_name(isa));
+        auto* bench = benchmark::RegisterBenchmark(label.c_str(), layer, shape, recipe, isa);
+        bench->UseRealTime()->Unit(benchmark::kMicrosecond);
+        for (const std::int64_t tokens : {1, 4, 8, 128, 512}) {
+          bench->Arg(tokens);
+        }
+      }
+    }
+  }
+}
+
+const bool kRegistered = (register_dots(), register_layers(), true);
+
+}  // namespace
+}  // namespace moekit::panels
