@@ -15,6 +15,8 @@
 namespace moekit::reference {
 namespace {
 
+constexpr std::size_t kBf16Bytes = 2;
+
 Problem small_problem(Recipe recipe = Recipe::kW4a16Nvfp4) {
   Problem problem;
   problem.num_experts = 4;
@@ -90,9 +92,10 @@ std::vector<Mutation> mutations() {
   };
   return {
       {"output off by two ulps", [](LayerFixture& l) { move_output(l, 500, 2); }},
-      {"output sign", [](LayerFixture& l) { l.out[501 * 2 + 1] ^= 0x80; }},
-      {"output NaN", [](LayerFixture& l) { l.out[502 * 2] = l.out[502 * 2 + 1] = 0xFF; }},
-      {"output row zero", [](LayerFixture& l) { std::memset(l.out.data() + 96 * 2, 0, 96 * 2); }},
+      {"output sign", [](LayerFixture& l) { l.out[1003] ^= 0x80; }},
+      {"output NaN", [](LayerFixture& l) { l.out[1004] = l.out[1005] = 0xFF; }},
+      {"output row zero",
+       [](LayerFixture& l) { std::memset(l.out.data() + 96 * kBf16Bytes, 0, 96 * kBf16Bytes); }},
       {"intermediate off by two ulps", [](LayerFixture& l) { l.intermediate[700] += 2; }, false},
       {"intermediate off by one ulp", [](LayerFixture& l) { l.intermediate[701] += 1; }, false},
       {"intermediate NaN", [](LayerFixture& l) { l.intermediate[702] = 0xFFFF; }, false},
@@ -173,21 +176,21 @@ TEST(Check, InactiveTokenMustBeExactlyZero) {
   layer.ids[3] = 4;
   layer.run_plain();
   EXPECT_TRUE(check(layer).passed) << check(layer).first_failure;
-  layer.out[96 * 2 + 10] = 1;  // the smallest subnormal
+  layer.out[202] = 1;  // the smallest subnormal
   EXPECT_FALSE(check(layer).passed);
 }
 
 TEST(Check, NonFiniteTokenMustBeNanInEveryColumnAndOnlyThere) {
   LayerFixture layer = LayerFixture::make(small_problem(), 4, 9);
   const std::uint16_t infinity = 0x7F80;
-  std::memcpy(layer.x.data() + (96 + 5) * 2, &infinity, 2);
+  std::memcpy(layer.x.data() + 101 * kBf16Bytes, &infinity, 2);
   layer.run_plain();
   for (std::size_t n = 0; n < 96; ++n) {
     const std::uint16_t nan = 0x7FC0;
-    std::memcpy(layer.out.data() + (96 + n) * 2, &nan, 2);
+    std::memcpy(layer.out.data() + (96 + n) * kBf16Bytes, &nan, 2);
   }
   EXPECT_TRUE(check(layer).passed) << check(layer).first_failure;
-  std::memset(layer.out.data() + (96 + 7) * 2, 0, 2);
+  std::memset(layer.out.data() + 103 * kBf16Bytes, 0, 2);
   EXPECT_FALSE(check(layer).passed);
 }
 
@@ -197,6 +200,25 @@ TEST(Check, ShareOfDifferingValuesIsLimited) {
   ASSERT_GE(report.intermediates_checked, kShareMinimum);
   EXPECT_LT(static_cast<double>(report.intermediates_differing),
             kShareLimit * static_cast<double>(report.intermediates_checked));
+}
+
+// One-hot inputs and a vanishing gate: sigmoid is 1/2 in f32, so a = g / 2 * 1 with g of nine or
+// more bits lies on ties by the hundred, which f64 resolves and f32 rounds to even.
+TEST(Check, StructuralTiesDoNotCountTowardsTheShare) {
+  Problem problem = small_problem(Recipe::kW4a16Mxfp4);
+  problem.gate_up_bias = false;
+  problem.activation.kind = ActivationKind::kSwigluOai;
+  LayerFixture layer = LayerFixture::make(problem, 40, 5);
+  for (std::size_t i = 0; i < layer.x.size() / 2; ++i) {
+    // Seven-bit mantissas at 2^-30, one column alive per token.
+    const auto code = static_cast<std::uint16_t>((127 - 30) << 7 | (2 * i + 1) % 128);
+    const std::uint16_t value = i % 96 == i / 96 ? code : 0;
+    std::memcpy(layer.x.data() + i * 2, &value, 2);
+  }
+  layer.run_plain();
+  const VerifyReport report = check(layer);
+  EXPECT_TRUE(report.passed) << report.first_failure;
+  EXPECT_GT(report.intermediates_differing, report.intermediates_checked / 100);
 }
 
 TEST(Check, SamplesSixtyFourTokens) {
@@ -225,7 +247,7 @@ TEST(Check, LooksAtTheTokensThatTheSliceHolds) {
   evidence.num_tokens = 12;
   evidence.out = layer.arguments.out;
   evidence.first_token = 8;
-  const std::vector<std::uint16_t> slice(layer.intermediate.begin() + 8 * 2 * 72,
+  const std::vector<std::uint16_t> slice(layer.intermediate.begin() + 1152,
                                          layer.intermediate.end());
   evidence.intermediate = slice.data();
   VerifyReport report = check_layer({layer.problem, layer.source, layer.arguments}, evidence);

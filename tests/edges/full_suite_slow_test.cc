@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "tests/edges/suites.h"
+
+namespace moekit::tests {
+namespace {
+
+TEST(VerifySuites, FullOnThisMachinesBestInstructionSet) {
+  const SuiteTotals totals = run_suite(VerifySuite::kFull, host_cpu());
+  EXPECT_EQ(totals.passed, totals.cases);
+  EXPECT_GE(totals.cases, 900);
+  EXPECT_GE(totals.tokens_checked, 15000);
+}
+
+TEST(VerifySuites, QuickOnPortableCode) {
+  const SuiteTotals totals =
+      run_suite(VerifySuite::kQuick, device_from_name("cpu:portable").value());
+  EXPECT_EQ(totals.passed, totals.cases);
+  EXPECT_GE(totals.cases, 120);
+}
+
+}  // namespace
+}  // namespace moekit::tests

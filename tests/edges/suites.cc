@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/edges/suites.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/edges/layer_under_test.h"
+
+namespace moekit::tests {
+
+SuiteTotals run_suite(VerifySuite suite, const DeviceDescriptor& device) {
+  SuiteTotals totals;
+  for (const VerifyCase& verify_case : verify_suite(suite)) {
+    ++totals.cases;
+    const Result<VerifyReport> report = run_verify_case(shared_runtime(), verify_case, device);
+    if (!report.has_value()) {
+      ADD_FAILURE() << verify_case_line(verify_case) << ": " << report.status().to_string();
+      continue;
+    }
+    EXPECT_TRUE(report->passed) << verify_case_line(verify_case) << ": " << report->first_failure;
+    totals.passed += report->passed ? 1 : 0;
+    totals.tokens_checked += report->tokens_checked;
+    totals.intermediates_checked += report->intermediates_checked;
+    totals.outputs_checked += report->outputs_checked;
+  }
+  return totals;
+}
+
+}  // namespace moekit::tests

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Runs a verify suite and sums its reports.
+
+#include <cstdint>
+
+#include "moekit/verify.h"
+
+namespace moekit::tests {
+
+struct SuiteTotals {
+  std::int64_t cases = 0;
+  std::int64_t passed = 0;
+  std::int64_t tokens_checked = 0;
+  std::int64_t intermediates_checked = 0;
+  std::int64_t outputs_checked = 0;
+};
+
+/// Every case on `device`; each failure is reported with the line that reproduces it.
+[[nodiscard]] SuiteTotals run_suite(VerifySuite suite, const DeviceDescriptor& device);
+
+}  // namespace moekit::tests
