@@ -112,8 +112,10 @@ void dot_code_panel(const std::byte* panel,
         Group<Simd> group{panel + part * kPartBytes, scales + part * kPartRows, steps, x, x_stride};
         if (steps == kGroupSteps) {
           group.steps = kGroupSteps;  // the common case: a constant trip count unrolls
+          add_group<Simd, kElement, kTokens>(constants, group, total + part);
+        } else {
+          add_group<Simd, kElement, kTokens>(constants, group, total + part);
         }
-        add_group<Simd, kElement, kTokens>(constants, group, total + part);
       }
       scales += device::kPanel16Rows;
       panel += steps * kPanel16LineBytes;

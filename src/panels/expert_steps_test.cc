@@ -256,6 +256,34 @@ TEST(ExpertSteps, ChunksOfTokensGiveTheSameBits) {
   }
 }
 
+TEST(ExpertSteps, RoutingStepGivesTheBitsOfRoutingFirst) {
+  constexpr std::int64_t kTokens = 11;
+  Problem problem = small_problem(Recipe::kW4a16Mxfp4);
+  const Routing routing{
+      .scoring = Scoring::kSigmoid, .num_experts = 6, .top_k = 3, .renormalize = true};
+  LayerCase separate(problem, kTokens);
+  problem.routing = routing;
+  problem.max_workspace_bytes = 98304;  // chunks: logits are read from where each begins
+  LayerCase joined(problem, kTokens);
+  std::mt19937 random(21);
+  for (std::int64_t i = 0; i < kTokens * 6; ++i) {
+    joined.logits.push_back(std::uniform_real_distribution<float>(-4.0F, 4.0F)(random));
+  }
+  joined.logits[7] = std::numeric_limits<float>::quiet_NaN();
+  std::vector<std::int32_t> ids(separate.ids.size());
+  ASSERT_TRUE(
+      route(routing,
+            {.logits = matrix_view(std::as_const(joined.logits).data(), DType::kF32, kTokens, 6),
+             .topk_ids = matrix_view(ids.data(), DType::kI32, kTokens, 3),
+             .topk_weights = matrix_view(separate.weights.data(), DType::kF32, kTokens, 3)})
+          .ok());
+  separate.ids.assign(ids.begin(), ids.end());
+  for (const std::string& isa : testable_isas()) {
+    EXPECT_EQ(joined.run(isa, 2, ExecutionFamily::kGrouped).out,
+              separate.run(isa, 1, ExecutionFamily::kDirect).out);
+  }
+}
+
 TEST(ExpertSteps, ScratchGrowsWithTokensAndStaysBounded) {
   Problem problem;
   problem.num_experts = 160;

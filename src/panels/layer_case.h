@@ -35,6 +35,7 @@ class LayerCase {
   std::vector<float> weights;     // [tokens, top_k]
   std::vector<std::int32_t> map;
   std::vector<float> shared;  // [tokens, hidden]
+  std::vector<float> logits;  // [tokens, router experts] where the problem has a routing
   bool narrow_ids = true;     // i32 instead of i64
 
   struct Output {

@@ -263,6 +263,10 @@ LayerCase::Output LayerCase::execute(const Plan& plan,
   const std::vector<std::int32_t> ids32(ids.begin(), ids.end());
   RunArguments arguments;
   arguments.x = matrix_view(x_bytes.data(), io, tokens_, problem_.hidden_size);
+  if (problem_.routing.has_value()) {
+    arguments.router_logits =
+        matrix_view(logits.data(), DType::kF32, tokens_, num_router_experts(problem_));
+  }
   arguments.topk_ids = narrow_ids ? matrix_view(ids32.data(), DType::kI32, tokens_, problem_.top_k)
                                   : matrix_view(ids.data(), DType::kI64, tokens_, problem_.top_k);
   arguments.topk_weights = matrix_view(weights.data(), DType::kF32, tokens_, problem_.top_k);
