@@ -9,7 +9,6 @@ namespace moekit::formats {
 namespace {
 
 using device::i64;
-using device::kPanel16LineBytes;
 using device::kPanel16Rows;
 using device::kPanel16StepCols;
 using device::Panel16Element;
