@@ -46,8 +46,8 @@ struct Engine {
       : w13(random_bf16(kLocalExperts * 2 * kIntermediate * kHidden, 0.1F, random)),
         w2(random_bf16(kLocalExperts * kHidden * kIntermediate, 0.1F, random)),
         expert_map(kRouterExperts, -1) {
-    for (std::int32_t local = 0; local < kLocalExperts; ++local) {
-      expert_map[static_cast<std::size_t>(2 * local)] = local;  // this rank holds the even experts
+    for (std::size_t local = 0; local < kLocalExperts; ++local) {
+      expert_map[2 * local] = static_cast<std::int32_t>(local);  // this rank: the even experts
     }
   }
 
