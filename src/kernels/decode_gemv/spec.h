@@ -69,12 +69,15 @@ constexpr device::i32 consumer_threads(const Spec& s) {
   return consumer_warps(s) * 32;
 }
 
-/// Two more warps feed the stages in turn: issuing the copies of one stage takes one of them longer
-/// than the stage lasts at full memory speed.
-constexpr device::i32 kProducerWarps = 2;
+/// More warps feed the stages in turn: issuing the copies of one stage takes a warp longer than the
+/// stage lasts at full memory speed, the more so the more columns it has. Four cost no registers
+/// where a block has the SM for itself.
+constexpr device::i32 producer_warps(const Spec& s) {
+  return s.max_columns > 8 && s.blocks_per_sm == 1 ? 4 : 2;
+}
 
 constexpr device::i32 num_threads(const Spec& s) {
-  return consumer_threads(s) + 32 * kProducerWarps;
+  return consumer_threads(s) + 32 * producer_warps(s);
 }
 
 /// Row tiles of one block at a time.

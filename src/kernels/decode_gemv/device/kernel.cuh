@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Entry of both decode kernels. Roles: every thread builds the routes; then the last two warps
+// Entry of both decode kernels. Roles: every thread builds the routes; then the last warps
 // produce stages and the others consume them; down ends with the cluster's sum over slots (README
 // section 4).
 

@@ -107,7 +107,7 @@ class RowConstantsCopy {
   const Segment& segment_;
 };
 
-/// One of kProducerWarps warps; takes every kProducerWarps-th stage. A bulk copy takes its operands
+/// One of producer_warps warps; they take stages in turn. A bulk copy takes its operands
 /// from uniform registers, so lanes issue one after the other.
 template <Spec S>
 class Producer {
@@ -119,25 +119,33 @@ class Producer {
         ring_(ring),
         lane_(static_cast<i32>(threadIdx.x % 32)),
         warp_((static_cast<i32>(threadIdx.x) - consumer_threads(S)) / 32),
+        turn_(producer_warps(S) < ring.num_stages ? producer_warps(S) : ring.num_stages),
         policy_(device::evict_first_policy()) {}
 
   void run(const Schedule<S>& schedule) {
     Walk walk(schedule);
+    if (warp_ >= turn_) {
+      return;
+    }
     i32 primed = 0;
+    i32 own = warp_;
     if constexpr (S.role == Role::kDown) {
       // The weights depend on nothing that gate_up writes: fill the ring with them, then wait.
       Walk ahead = walk;
       for (; primed < ring_.num_stages && ahead.live; ++primed) {
-        if (primed % kProducerWarps == warp_) {
+        if (primed == own) {
           copy_weights(ahead, primed);
+          own += turn_;
         }
         step(ahead);
       }
       device::grid_dependency_wait();
     }
     RingCursor cursor;
+    own = warp_;
     for (i32 filled = 0; walk.live; ++filled) {
-      if (filled % kProducerWarps == warp_) {
+      if (filled == own) {
+        own += turn_;
         if (filled >= ring_.num_stages) {
           device::mbarrier_wait(ring_.empty_barrier(cursor.stage), cursor.parity ^ 1U);
         }
@@ -267,6 +275,7 @@ class Producer {
   const Ring& ring_;
   i32 lane_;
   i32 warp_;
+  i32 turn_;  // producers at work: with more than stages, one could be two turns of a barrier ahead
   u64 policy_;
 };
 
