@@ -78,7 +78,7 @@ Dot dot(const std::vector<double>& matrix, std::int64_t row, std::int64_t cols, 
 }  // namespace
 
 const std::vector<std::string>& testable_isas() {
-  static const std::vector<std::string> kNames = [] {
+  static const std::vector<std::string> isas = [] {
     std::vector<std::string> names{"portable"};
     const base::CpuIsa isa = base::detect_cpu().isa;
     for (const auto& [needed, name] :
@@ -89,7 +89,7 @@ const std::vector<std::string>& testable_isas() {
     }
     return names;
   }();
-  return kNames;
+  return isas;
 }
 
 LayerCase::Matrix LayerCase::random_matrix(std::int64_t rows, std::int64_t cols) {

@@ -114,8 +114,8 @@ constexpr void mask_groups(const RoutingParams& params, const float* values, flo
   // there and 64 for the eight groups that models have.
   float scores[kMaxRouterExperts] = {};
   for (i32 group = 0; group < params.num_groups; ++group) {
-    scores[group] =
-        group_score(values + group * group_size, logits + group * group_size, group_size);
+    const i64 first = static_cast<i64>(group) * group_size;
+    scores[group] = group_score(values + first, logits + first, group_size);
   }
   for (i32 group = 0; group < params.num_groups; ++group) {
     i32 better = 0;
