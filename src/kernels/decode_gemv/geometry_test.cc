@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/decode_gemv/geometry.h"
+
+#include <gtest/gtest.h>
+
+namespace moekit::kernels::decode_gemv {
+namespace {
+
+constexpr Spec kGateUp{.role = Role::kGateUp, .k_steps = 2};
+constexpr Spec kDown{
+    .role = Role::kDown, .warps_m = 2, .warps_k = 1, .teams = 4, .k_steps = 4, .row_tiles = 3};
+
+LaunchShape glm_tp8(std::int32_t num_tokens) {
+  return {.num_tokens = num_tokens,
+          .top_k = 8,
+          .num_experts = 256,
+          .hidden = 6144,
+          .num_sms = 132,
+          .smem_bytes = 114000,
+          .blocks_per_sm = 2,
+          .cluster = 2,
+          .max_clusters = 66};
+}
+
+TEST(Geometry, EveryTokenCountFitsAndSharedMemoryIsKeptToTheLimit) {
+  static_assert(why_invalid(kGateUp) == nullptr);
+  static_assert(why_invalid(kDown) == nullptr);
+  for (std::int32_t num_tokens = 1; num_tokens <= kMaxTokens; ++num_tokens) {
+    const Geometry gate_up = gate_up_geometry(kGateUp, glm_tp8(num_tokens));
+    const Geometry down = down_geometry(kDown, glm_tp8(num_tokens));
+    EXPECT_TRUE(gate_up.fits) << num_tokens;
+    EXPECT_TRUE(down.fits) << num_tokens;
+    EXPECT_EQ(gate_up.grid, 264);
+    EXPECT_EQ(down.grid, 132);
+    EXPECT_LE(gate_up.smem_bytes, 114000);
+    EXPECT_LE(down.smem_bytes, 114000);
+  }
+}
+
+TEST(Geometry, FewTokensNeverSpillAndManySpillWithinTheWorkspaceCase) {
+  EXPECT_EQ(down_geometry(kDown, glm_tp8(1)).spill_bytes, 0);
+  // reference.md 4.6 allows 16 MiB for 64 tokens, top-8, H 6144.
+  const Geometry many = down_geometry(kDown, glm_tp8(64));
+  EXPECT_GT(many.spill_bytes, 0);
+  EXPECT_LT(many.spill_bytes, 15 << 20);
+}
+
+TEST(Geometry, MoreRowsThanResidentClustersHoldTakeFurtherClusters) {
+  LaunchShape shape = glm_tp8(1);
+  shape.hidden = 16384;
+  const Geometry down = down_geometry(kDown, shape);
+  EXPECT_EQ(down.grid, 2 * ((16384 / 16 + 5) / 6));
+}
+
+TEST(Geometry, TooLittleSharedMemoryDoesNotFit) {
+  LaunchShape shape = glm_tp8(8);
+  shape.smem_bytes = 20000;
+  EXPECT_FALSE(gate_up_geometry(kGateUp, shape).fits);
+  EXPECT_FALSE(down_geometry(kDown, shape).fits);
+}
+
+}  // namespace
+}  // namespace moekit::kernels::decode_gemv
