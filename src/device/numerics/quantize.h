@@ -50,9 +50,13 @@ constexpr u32 q4_code(float value, float divisor) {
   return divisor > 0.0F ? e2m1_from_f32(value / divisor) : 0U;
 }
 
+/// What a NaN scale makes of every operand of its group. Said in bits: a product with NaN has
+/// another sign and payload on a GPU than on a CPU.
+constexpr u16 kNanOperand = 0x7FC0U;
+
 /// The operand of the following product, without the global: exact in BF16.
 constexpr u16 q4_operand(u32 code, u32 scale) {
-  return bf16_from_f32(e2m1_to_f32(code) * e4m3_to_f32(scale));
+  return scale == kE4m3Nan ? kNanOperand : bf16_from_f32(e2m1_to_f32(code) * e4m3_to_f32(scale));
 }
 
 /// Q8: exponent field of amax / 448 rounded up to a power of two; 0 for a group of zeros, 255 (NaN)
@@ -82,6 +86,9 @@ constexpr u32 q8_payload(float value, u32 byte) {
 /// Exact in BF16: E4M3 has 4 significant bits and the scale is a power of two. Values within half
 /// a step of the largest BF16 round up to 2^128, which is infinity in every f32.
 constexpr u16 q8_operand(u32 payload, u32 byte) {
+  if (byte == kE8m0Nan) {
+    return kNanOperand;
+  }
   const float scale = byte == 0U ? 0.0F : e8m0_to_f32(byte);
   return bf16_from_f32(e4m3_to_f32(payload) * scale);
 }
