@@ -18,7 +18,7 @@ namespace moekit::cuda {
 
 class Device {
  public:
-  /// Retains the primary context of the driver's device `ordinal`. `driver` must outlive it.
+  /// Retains the primary context of the driver's device `ordinal`.
   ///
   /// Errors  kInvalidArgument  no such ordinal, naming how many there are
   ///         kUnsupported      a GPU that no kernel is written for, naming its compute capability
@@ -53,7 +53,7 @@ class Device {
   Device(const DriverTable& driver, int ordinal, CuDevice device, CuContext context)
       : driver_(driver), ordinal_(ordinal), device_(device), context_(context) {}
 
-  const DriverTable& driver_;
+  DriverTable driver_;  // by value: buffers keep their device alive, and need nothing else
   int ordinal_;
   CuDevice device_;
   CuContext context_;

@@ -353,11 +353,16 @@ class DriverFake {
       return record("event_elapsed_ms");
     };
     table.event_destroy = [](CuEvent) { return record("event_destroy"); };
+    // As the real driver: 201 in a thread where the context is not current.
     table.graph_instantiate = [](CuGraphExec* exec, CuGraph, std::uint64_t) {
       *exec = make_handle<CuGraphExec>();
-      return record("graph_instantiate");
+      const CuResult result = record("graph_instantiate");
+      return context_depth == 0 ? kCuInvalidContext : result;
     };
-    table.graph_launch = [](CuGraphExec, CuStream) { return record("graph_launch"); };
+    table.graph_launch = [](CuGraphExec, CuStream) {
+      const CuResult result = record("graph_launch");
+      return context_depth == 0 ? kCuInvalidContext : result;
+    };
     table.graph_exec_destroy = [](CuGraphExec) { return record("graph_exec_destroy"); };
     table.graph_destroy = [](CuGraph) { return record("graph_destroy"); };
   }

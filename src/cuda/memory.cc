@@ -191,6 +191,7 @@ Graph::Graph(Graph&& other) noexcept
 
 Graph::~Graph() {
   if (exec_ != nullptr) {
+    const CurrentContext current(*device_);
     device_->driver().graph_exec_destroy(exec_);
   }
 }
@@ -209,6 +210,8 @@ Result<Graph> Graph::capture(const Stream& stream, const std::function<Status()>
   CuGraphExec exec = nullptr;
   Status made = worked.ok() ? ended : worked;
   if (made.ok()) {
+    // The capture found its context through the stream; instantiating needs it current.
+    const CurrentContext current(*device);
     made = device->check(driver.graph_instantiate(&exec, graph, 0), "instantiating a graph");
   }
   if (graph != nullptr) {
@@ -219,6 +222,8 @@ Result<Graph> Graph::capture(const Stream& stream, const std::function<Status()>
 }
 
 Status Graph::launch(const Stream& stream) const {
+  const CurrentContext current(*device_);
+  MOEKIT_RETURN_IF_ERROR(current.status());
   return device_->check(device_->driver().graph_launch(exec_, stream.handle()),
                         "launching a graph");
 }
