@@ -93,6 +93,7 @@ class PackedExperts {
   PackedExperts() noexcept = default;
 
   [[nodiscard]] const std::string& layout_id() const noexcept;
+  /// After upload, device memory: not to be read by the host.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
 
   /// Largest memory that prepare held beyond source and destination, in bytes, as measured.

@@ -45,7 +45,8 @@ class Runtime {
   std::shared_ptr<State> state_;
 };
 
-/// The tensors of one call. Host memory for a CPU plan. Row strides are free, the last stride is 1.
+/// The tensors of one call: host memory for a CPU plan, memory of the runtime's GPU for a CUDA
+/// plan. Row strides are free, the last stride is 1.
 struct RunArguments {
   TensorView x;                // [num_tokens, hidden] of problem.io_dtype
   TensorView topk_ids{};       // [num_tokens, top_k] i32 or i64; unused with problem.routing
@@ -79,7 +80,15 @@ class Binding {
   RunArguments arguments_{};
   std::int64_t num_tokens_ = 0;
   const Rung* rung_ = nullptr;
-  std::array<void (*)(), kMaxSteps> kernels_{};  // one body per step of the rung
+  std::array<void (*)(), kMaxSteps> kernels_{};  // CPU: one body per step of the rung
+
+  /// CUDA: a step's family, and its kernel where that is loaded.
+  struct CudaStep {
+    const void* family = nullptr;
+    const void* kernel = nullptr;
+  };
+
+  std::array<CudaStep, kMaxSteps> cuda_steps_{};
   std::array<std::byte*, kMaxSlices> slices_{};
 };
 
@@ -90,7 +99,9 @@ class Binding {
 ///                           capacity; workspace too small or misaligned (have and need); out
 ///                           overlapping an input; an expert map with duplicate or out-of-range
 ///                           locals; another layout_id than the plan's (naming both)
-/// Effects touches no tensor content except expert_map; no allocation
+///         kInvalidArgument  CUDA: a pointer that is not memory of the runtime's GPU
+/// Effects touches no tensor content except a CPU plan's expert_map; no allocation, no stream. On a
+///         GPU a map's content is not looked at: entries outside the locals are inactive
 /// Call it qualified, `moekit::bind(...)`: std::span arguments make an unqualified call find
 /// std::bind.
 [[nodiscard]] Result<Binding> bind(const Runtime& runtime,
@@ -99,13 +110,38 @@ class Binding {
                                    std::span<std::byte> workspace,
                                    const RunArguments& arguments) noexcept;
 
-/// Runs the layer once; on the CPU it returns when the output is written.
+/// The stream that a CUDA plan runs on, a CUstream or cudaStream_t of the caller; null is the
+/// default stream of the current context. A CPU plan takes none.
+struct Stream {
+  void* handle = nullptr;
+};
+
+/// Packed experts of a CUDA plan in the memory of the runtime's GPU, where its kernels read them.
+/// `destination` is a device pointer aligned to kPackedAlignment, or empty: the library allocates.
+///
+/// Errors  kInvalidArgument  experts packed for a CPU or already on a device; destination too small
+///                           or misaligned (have and need)
+///         kOutOfMemory      the GPU has no room, naming bytes wanted and free
+///         kUnsupported      no driver or no such GPU
+/// Effects returns when the copy is done
+[[nodiscard]] Result<PackedExperts> upload(const Runtime& runtime,
+                                           const PackedExperts& experts,
+                                           std::span<std::byte> destination = {}) noexcept;
+
+/// Runs the layer once: on the CPU it returns when the output is written, on a GPU when the work is
+/// submitted to `stream`.
 ///
 /// Numerics the plan's recipe; see recipe.h and spec section 2
 /// Order    bit-identical for one plan, whatever the number of threads
 /// Effects  no allocation, no lock taken in the hot path, no file, no environment, no log
-/// Threads  concurrent runs need distinct workspaces; runs of one Runtime take turns at its pool
-[[nodiscard]] Status run(const Runtime& runtime, const Binding& binding) noexcept;
+///          CUDA: one driver call a step once prewarmed; safe under graph capture
+/// Errors   kFailedPrecondition  CUDA: a step whose kernel is not loaded, in a capture or frozen
+///          kDevice              CUDA: a launch failed, naming the step
+/// Threads  concurrent runs need distinct workspaces; CPU runs of one Runtime take turns at its
+///          pool
+[[nodiscard]] Status run(const Runtime& runtime,
+                         const Binding& binding,
+                         Stream stream = {}) noexcept;
 
 }  // namespace moekit
 

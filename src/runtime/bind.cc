@@ -206,6 +206,11 @@ Status check_experts(const Plan& plan, const PackedExperts& experts) {
     return invalid_argument(
         cat("experts are packed as ", state.layout_id, ", the plan needs ", plan->layout_id));
   }
+  const bool on_device = plan->device.arch != Arch::kCpu;
+  if (state.on_device != on_device) {
+    return invalid_argument(on_device ? "experts are in host memory, the plan is for a GPU: upload"
+                                      : "experts are on a GPU, the plan is for the cpu");
+  }
   if (state.problem.num_experts != plan.problem().num_experts) {
     return invalid_argument(cat("experts hold ",
                                 state.problem.num_experts,
@@ -222,7 +227,7 @@ Status check_tensors(const Problem& problem, const RunArguments& arguments, std:
   MOEKIT_RETURN_IF_ERROR(check_matrix(arguments.out, {"out", tokens, problem.hidden_size}));
   MOEKIT_RETURN_IF_ERROR(check_routes(problem, arguments, tokens));
   MOEKIT_RETURN_IF_ERROR(check_shared(problem, arguments, tokens));
-  return check_expert_map(problem, arguments.expert_map);
+  return {};
 }
 
 const plan::KernelFamily* find_family(std::string_view name) {
@@ -236,7 +241,7 @@ const plan::KernelFamily* find_family(std::string_view name) {
 
 }  // namespace
 
-Status BindingAccess::resolve(Binding& binding, std::span<std::byte> workspace) {
+Status BindingAccess::resolve_slices(Binding& binding, std::span<std::byte> workspace) {
   static_assert(plan::kNumSlices <= Binding::kMaxSlices);
   for (const WorkspaceSlice& slice : binding.plan_->workspace) {
     const std::optional<plan::SliceId> id = plan::slice_from_name(slice.name);
@@ -245,10 +250,15 @@ Status BindingAccess::resolve(Binding& binding, std::span<std::byte> workspace) 
     }
     binding.slices_[static_cast<std::size_t>(*id)] = workspace.data() + slice.offset;
   }
+  const std::size_t steps = binding.rung_->steps.size();
+  return steps > Binding::kMaxSteps
+             ? internal_error(cat("a rung of ", steps, " steps exceeds ", Binding::kMaxSteps))
+             : Status();
+}
+
+Status BindingAccess::resolve(Binding& binding, std::span<std::byte> workspace) {
+  MOEKIT_RETURN_IF_ERROR(resolve_slices(binding, workspace));
   const std::vector<Step>& steps = binding.rung_->steps;
-  if (steps.size() > Binding::kMaxSteps) {
-    return internal_error(cat("a rung of ", steps.size(), " steps exceeds ", Binding::kMaxSteps));
-  }
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const plan::KernelFamily* family = find_family(steps[i].family);
     const plan::CpuKernel kernel =
@@ -271,11 +281,6 @@ Result<Binding> bind(const Runtime& runtime,
       return invalid_argument("runtime was not created");
     }
     const Problem& problem = plan.problem();
-    if (plan->device.arch != Arch::kCpu) {
-      return unsupported(cat("plan is for ",
-                             arch_name(plan->device.arch),
-                             ", which this library cannot execute; nearest: cpu"));
-    }
     const std::int64_t tokens = arguments.x.rank == 2 ? arguments.x.shape[0] : -1;
     const Rung* rung = plan.rung(tokens);
     if (rung == nullptr) {
@@ -284,16 +289,29 @@ Result<Binding> bind(const Runtime& runtime,
     }
     MOEKIT_RETURN_IF_ERROR(check_experts(plan, experts));
     MOEKIT_RETURN_IF_ERROR(check_tensors(problem, arguments, tokens));
+    if (plan->device.arch == Arch::kCpu) {
+      MOEKIT_RETURN_IF_ERROR(check_expert_map(problem, arguments.expert_map));
+    } else if (problem.expert_map != (arguments.expert_map != nullptr)) {
+      return invalid_argument(cat("expert_map is ",
+                                  problem.expert_map ? "null" : "given",
+                                  ", but the problem names ",
+                                  problem.expert_map ? "one" : "none"));
+    }
     MOEKIT_RETURN_IF_ERROR(check_workspace(plan, workspace));
     MOEKIT_RETURN_IF_ERROR(check_aliasing(arguments, workspace));
     Binding binding = BindingAccess::make(plan, experts, arguments, rung);
-    MOEKIT_RETURN_IF_ERROR(BindingAccess::resolve(binding, workspace));
+    if (plan->device.arch == Arch::kCpu) {
+      MOEKIT_RETURN_IF_ERROR(BindingAccess::resolve(binding, workspace));
+      return binding;
+    }
+    MOEKIT_ASSIGN_OR_RETURN(CudaRuntime* const cuda, runtime.state()->cuda_runtime());
+    MOEKIT_RETURN_IF_ERROR(BindingAccess::resolve_cuda(binding, *cuda, workspace));
     return binding;
   });
 }
 
-Status run(const Runtime& runtime, const Binding& binding) noexcept {
-  return BindingAccess::run(runtime, binding);
+Status run(const Runtime& runtime, const Binding& binding, Stream stream) noexcept {
+  return BindingAccess::run(runtime, binding, stream);
 }
 
 }  // namespace moekit

@@ -17,15 +17,6 @@ namespace {
 
 using base::cat;
 
-const plan::CudaFamily* cuda_family(std::string_view name) {
-  for (const kernels::CudaEntry& entry : kernels::cuda_catalog()) {
-    if (entry.family == name) {
-      return entry.cuda;
-    }
-  }
-  return nullptr;
-}
-
 Status check_allowed(int ordinal) {
   const std::optional<std::vector<int>>& allowed = base::environment_config().devices;
   if (allowed && std::find(allowed->begin(), allowed->end(), ordinal) == allowed->end()) {
@@ -38,6 +29,15 @@ Status check_allowed(int ordinal) {
 }
 
 }  // namespace
+
+const plan::CudaFamily* cuda_family(std::string_view name) noexcept {
+  for (const kernels::CudaEntry& entry : kernels::cuda_catalog()) {
+    if (entry.family == name) {
+      return entry.cuda;
+    }
+  }
+  return nullptr;
+}
 
 jit::FreezeGate& freeze_gate() noexcept {
   // One for the process: that is what is frozen.

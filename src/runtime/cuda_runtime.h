@@ -19,6 +19,9 @@ namespace moekit {
 /// Where freeze_kernels and every GPU of the process meet.
 [[nodiscard]] jit::FreezeGate& freeze_gate() noexcept;
 
+/// The CUDA half of a step's family; null where there is none.
+[[nodiscard]] const plan::CudaFamily* cuda_family(std::string_view name) noexcept;
+
 struct CudaRuntimeOptions {
   int ordinal = 0;
   jit::StoreOptions store{};

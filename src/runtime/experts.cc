@@ -208,6 +208,9 @@ Result<ExpertWeights> unpack_expert(const PackedExperts& packed,
     if (state == nullptr) {
       return invalid_argument("experts were not prepared");
     }
+    if (state->on_device) {
+      return invalid_argument("experts are on a device; unpack what was uploaded");
+    }
     const plan::PackedLayout& layout = state->layout;
     if (expert < 0 || expert >= layout.num_experts) {
       return invalid_argument(cat("expert ", expert, ", expected 0..", layout.num_experts - 1));

@@ -34,8 +34,10 @@ struct PackedExperts::State {
   plan::PackedLayout layout{};
   Problem problem{};                   // the shape it was packed for; num_tokens means nothing here
   std::shared_ptr<std::byte> owned{};  // null where the caller gave the destination
-  std::byte* base = nullptr;
+  std::byte* base = nullptr;           // of the device where `on_device`: not to be read here
   std::int64_t bytes = 0;
+  bool on_device = false;
+  cuda::DeviceBuffer device_memory{};  // empty where the caller gave the destination
   std::int64_t peak_extra_bytes = 0;
 };
 
