@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/edges/suites.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "tests/edges/layer_under_test.h"
@@ -11,6 +13,7 @@ SuiteTotals run_suite(VerifySuite suite, const DeviceDescriptor& device) {
   SuiteTotals totals;
   for (const VerifyCase& verify_case : verify_suite(suite)) {
     ++totals.cases;
+    totals.tokens_expected += std::min<std::int64_t>(verify_case.num_tokens, 64);
     const Result<VerifyReport> report = run_verify_case(shared_runtime(), verify_case, device);
     if (!report.has_value()) {
       ADD_FAILURE() << verify_case_line(verify_case) << ": " << report.status().to_string();
