@@ -168,6 +168,26 @@ void describe(CLI::App& verb, DevicesOptions& options) {
   verb.add_flag("--json", options.json, kJsonHelp);
 }
 
+void describe(CLI::App& verb, KernelsOptions& options) {
+  verb.description("Compile CUDA kernels ahead of time; look after bundles and caches of them");
+  verb.add_option("action", options.action, "build, list, verify, prune or clear")
+      ->option_text("ACTION")
+      ->required()
+      ->check(CLI::IsMember({"build", "list", "verify", "prune", "clear"}));
+  verb.add_option("folder",
+                  options.folder,
+                  "list, verify: default the bundle and the cache; prune, clear: the cache")
+      ->option_text("DIR");
+  verb.add_option("--arch", options.archs, "of build: sm_80, sm_90a, ...")
+      ->option_text("A[,A...]")
+      ->delimiter(',');
+  verb.add_option("--output", options.output, "of build: the bundle's folder")->option_text("DIR");
+  verb.add_option("--threads", options.threads, "of build: compilers at a time (default all)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 1024));
+  verb.add_flag("--json", options.json, kJsonHelp);
+}
+
 void describe(CLI::App& verb, InspectOptions& options) {
   verb.description("Say what a checkpoint holds, what was inferred from where, what was ignored");
   verb.add_option("checkpoint", options.checkpoint, "a .safetensors file or a Hugging Face folder")
@@ -252,6 +272,7 @@ void add_verbs(CLI::App& app, Parsing& parsing) {
   add_verb(app, parsing, "run", run_verb);
   add_verb(app, parsing, "verify", verify_verb);
   add_verb(app, parsing, "bench", bench_verb);
+  add_verb(app, parsing, "kernels", kernels_verb);
 }
 
 /// CLI11 would say that a subcommand is missing, whatever stands in its place.

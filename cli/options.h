@@ -44,6 +44,15 @@ struct DevicesOptions {
   bool json = false;
 };
 
+struct KernelsOptions {
+  std::string action{};  // build, list, verify, prune or clear
+  std::string folder{};  // of list, verify, prune and clear
+  std::vector<std::string> archs{};
+  std::string output{};
+  int threads = 0;
+  bool json = false;
+};
+
 struct InspectOptions {
   std::string checkpoint{};
   std::optional<std::int64_t> layer{};
