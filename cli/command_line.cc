@@ -257,9 +257,16 @@ void add_verb(CLI::App& app,
   auto options = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand(name);
   describe(*sub, *options);
-  sub->callback([options, &parsing, verb] {
+  sub->callback([options, sub, &parsing, verb] {
     if constexpr (requires { options->command_line; }) {
       options->command_line = parsing.command_line;
+    }
+    if constexpr (requires { options->given; }) {
+      for (const CLI::Option* option : sub->get_options()) {
+        if (option->count() > 0) {
+          options->given.push_back(option->get_name());
+        }
+      }
     }
     parsing.chosen = [options, verb](Console& console) { return verb(console, *options); };
   });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moekit: plan, run, verify and measure MoE layers from the command line.
 
+#include <csignal>
 #include <exception>
 #include <new>
 
@@ -29,6 +30,8 @@ Result<ExitCode> parse_and_run(int argc, char** argv, Console& console) {
 
 int main(int argc, char** argv) {
   using moekit::cli::ExitCode;
+  // A file size limit then fails a write, as a full disk does, instead of ending the program.
+  std::signal(SIGXFSZ, SIG_IGN);
   moekit::cli::Console console;
   const moekit::Result<ExitCode> result = moekit::cli::parse_and_run(argc, argv, console);
   ExitCode code = ExitCode::kFailed;

@@ -79,7 +79,8 @@ struct VerifyOptions {
   std::optional<std::string> case_line{};
   std::uint64_t seed = 1;
   std::optional<int> jobs{};
-  std::string command_line{};  // as typed, for lines that reproduce a failure
+  std::string command_line{};        // as typed, for lines that reproduce a failure
+  std::vector<std::string> given{};  // names of the options that were typed
 };
 
 struct BenchOptions {

@@ -2,7 +2,6 @@
 // moekit run: one layer of a checkpoint on the hidden states of a file.
 
 #include <chrono>
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "cli/aligned_buffer.h"
 #include "cli/layer_call.h"
 #include "cli/options.h"
+#include "cli/output_path.h"
 #include "cli/reports.h"
 #include "cli/subject.h"
 #include "cli/verbs.h"
@@ -90,18 +90,6 @@ Status check_io_dtype(const RunOptions& options, const TensorView& hidden_states
         fmt::format("--io-dtype {}: hidden_states are {}, and the output takes their dtype",
                     *options.layer.io_dtype,
                     dtype));
-  }
-  return {};
-}
-
-/// Writing over a file that is mapped would destroy what the user gave.
-Status check_output_path(const RunOptions& options) {
-  std::error_code ignored;
-  for (const std::string& source : {*options.layer.checkpoint, options.input}) {
-    if (std::filesystem::equivalent(options.output, source, ignored)) {
-      return invalid_argument(
-          fmt::format("--output {} is the same file as the source {}", options.output, source));
-    }
   }
   return {};
 }
@@ -227,7 +215,8 @@ Result<ExitCode> run_verb(Console& console, const RunOptions& options) {
   MOEKIT_ASSIGN_OR_RETURN(const Checkpoint file, Checkpoint::open(options.input));
   MOEKIT_ASSIGN_OR_RETURN(const InputTensors input, read_input(file));
   MOEKIT_RETURN_IF_ERROR(check_io_dtype(options, input.hidden_states));
-  MOEKIT_RETURN_IF_ERROR(check_output_path(options));
+  MOEKIT_RETURN_IF_ERROR(
+      check_output_path(options.output, *options.layer.checkpoint, options.input));
 
   const std::int64_t num_tokens = input.hidden_states.shape[0];
   Problem problem = subject.problem;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -242,11 +243,16 @@ Result<PlanOverrides> parse_pins(const std::vector<std::string>& pins) {
       "family=direct|grouped, route_block_rows=8|16|32|48|64, tile=NAME, resident, pdl_first";
   constexpr std::array<std::int64_t, 5> kBlockRows{8, 16, 32, 48, 64};
   PlanOverrides overrides;
+  std::map<std::string, std::string> pin_of;
   for (const std::string& pin : pins) {
     const std::size_t equals = pin.find('=');
     const std::string key = pin.substr(0, equals);
     const std::string value = equals == std::string::npos ? "" : pin.substr(equals + 1);
     const bool has_value = equals != std::string::npos;
+    if (const auto [first, is_first] = pin_of.emplace(key, pin); !is_first) {
+      return invalid_argument(
+          fmt::format("--pin {} after --pin {}: one value a key", pin, first->second));
+    }
     if (key == "family" && (value == "direct" || value == "grouped")) {
       overrides.family = value == "direct" ? ExecutionFamily::kDirect : ExecutionFamily::kGrouped;
     } else if (const auto rows = parse_integer<std::int64_t>(value);

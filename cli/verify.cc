@@ -3,10 +3,12 @@
 // a whole suite.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -190,10 +192,10 @@ Result<VerifyReport> check_checkpoint_call(Console& console,
 
 /// The subject at every token count. An error is the user's to read, so it ends the verb.
 Result<std::vector<Checked>> check_subject(Console& console, const VerifyOptions& options) {
-  MOEKIT_ASSIGN_OR_RETURN(const Subject subject, resolve_subject(options.layer));
-  MOEKIT_ASSIGN_OR_RETURN(const Runtime runtime, create_runtime(options.layer));
   MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::int64_t> tokens,
                           parse_token_list(options.tokens, 0));
+  MOEKIT_ASSIGN_OR_RETURN(const Subject subject, resolve_subject(options.layer));
+  MOEKIT_ASSIGN_OR_RETURN(const Runtime runtime, create_runtime(options.layer));
   std::vector<Checked> results;
   for (const std::int64_t num_tokens : tokens) {
     Checked checked;
@@ -253,6 +255,22 @@ Status check_words(const VerifyOptions& options) {
   if (options.case_line && (options.suite || has_subject(options.layer))) {
     return invalid_argument("--case stands alone: it names problem, tokens and seed itself");
   }
+  if (has_subject(options.layer)) {
+    return options.suite
+               ? invalid_argument(fmt::format(
+                     "--suite {} beside a SUBJECT: a suite names its own problems", *options.suite))
+               : Status();
+  }
+  constexpr std::array<std::string_view, 6> kWithoutSubject{
+      "--suite", "--case", "--device", "--threads", "--jobs", "--json"};
+  for (const std::string& name : options.given) {
+    if (std::find(kWithoutSubject.begin(), kWithoutSubject.end(), name) == kWithoutSubject.end()) {
+      return invalid_argument(
+          fmt::format("{} needs a SUBJECT (--checkpoint, --preset or a shape): suites and --case "
+                      "name problem, tokens and seed themselves",
+                      name));
+    }
+  }
   return {};
 }
 
@@ -287,14 +305,10 @@ Result<ExitCode> verify_verb(Console& console, const VerifyOptions& options) {
     MOEKIT_ASSIGN_OR_RETURN(results, check_one_line(console, options));
   } else if (has_subject(options.layer)) {
     MOEKIT_ASSIGN_OR_RETURN(results, check_subject(console, options));
-  }
-  if (options.suite || results.empty()) {
+  } else {
     MOEKIT_ASSIGN_OR_RETURN(const std::vector<VerifyCase> cases,
                             cases_of_suite(options.suite.value_or("quick")));
-    MOEKIT_ASSIGN_OR_RETURN(std::vector<Checked> suite, check_suite(console, options, cases));
-    results.insert(results.end(),
-                   std::make_move_iterator(suite.begin()),
-                   std::make_move_iterator(suite.end()));
+    MOEKIT_ASSIGN_OR_RETURN(results, check_suite(console, options, cases));
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   console.report(summary(results, elapsed.count(), options.layer.json));

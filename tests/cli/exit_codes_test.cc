@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <string>
+#include <sys/stat.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -104,6 +105,10 @@ std::vector<ErrorCase> value_cases() {
        with_shape("plan", {"--tokens", "1", "--pin", "route_block_rows=7"}),
        2,
        {"7", "8", "48"}},
+      {"a pin twice",
+       with_shape("plan", {"--tokens", "1", "--pin", "family=direct", "--pin", "family=grouped"}),
+       2,
+       {"family=direct", "family=grouped"}},
       {"zero threads", with_shape("plan", {"--tokens", "1", "--threads", "0"}), 2, {"--threads 0"}},
       {"workspace of nothing",
        with_shape("plan", {"--tokens", "1", "--max-workspace", "0"}),
@@ -248,6 +253,77 @@ std::vector<ErrorCase> output_cases() {
   };
 }
 
+/// What verify without a SUBJECT would have to ignore: the suite names its own problems.
+std::vector<ErrorCase> verify_word_cases() {
+  std::vector<ErrorCase> cases;
+  const std::vector<std::vector<std::string>> words{{"--tokens", "4"},
+                                                    {"--tokens", "abc"},
+                                                    {"--seed", "1"},
+                                                    {"--layer", "1"},
+                                                    {"--recipe", "w16a16"},
+                                                    {"--activation", "silu"},
+                                                    {"--limit", "7"},
+                                                    {"--alpha", "1"},
+                                                    {"--beta", "1"},
+                                                    {"--row-order", "gate_up"},
+                                                    {"--bias"},
+                                                    {"--routed-scaling", "2"},
+                                                    {"--router-weight-on-input"},
+                                                    {"--io-dtype", "f32"},
+                                                    {"--allow-atomics"},
+                                                    {"--batch-invariant"},
+                                                    {"--max-workspace", "4096"},
+                                                    {"--pin", "resident"}};
+  for (const std::vector<std::string>& word : words) {
+    for (const std::vector<std::string>& start :
+         {std::vector<std::string>{"verify"},
+          {"verify", "--suite", "quick"},
+          {"verify", "--case", "recipe=w16a16 h=64 i=32 e=4 k=2 m=3 seed=5"}}) {
+      ErrorCase error_case{word.front().c_str(), start, 2, {word.front(), "SUBJECT"}};
+      error_case.arguments.insert(error_case.arguments.end(), word.begin(), word.end());
+      cases.push_back(error_case);
+    }
+  }
+  cases.push_back({"suite beside a subject",
+                   with_shape("verify", {"--suite", "quick"}),
+                   2,
+                   {"--suite quick", "SUBJECT"}});
+  cases.push_back({"tokens that are no numbers",
+                   with_shape("verify", {"--tokens", "abc"}),
+                   2,
+                   {"--tokens abc"}});
+  return cases;
+}
+
+std::vector<std::string> run_in(const std::filesystem::path& checkpoint,
+                                const std::filesystem::path& output) {
+  return {"run",
+          "--checkpoint",
+          checkpoint.string(),
+          "--layer",
+          "1",
+          "--input",
+          qwen_input(),
+          "--output",
+          output.string()};
+}
+
+/// A copy of the qwen folder with a link of each kind to its weights.
+std::filesystem::path linked_checkpoint() {
+  namespace fs = std::filesystem;
+  const fs::path copy = scratch_folder() / "linked";
+  fs::create_directories(copy);
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    fs::copy_file(fs::path(qwen()) / name, copy / name);
+  }
+  write_file(copy / "hf_quant_config.json", "{}");
+  write_file(copy / "tokenizer.json", "{}");
+  fs::create_symlink("blob that is gone", copy / "dangling.safetensors");
+  fs::create_symlink(copy / "model.safetensors", scratch_folder() / "soft.safetensors");
+  fs::create_hard_link(copy / "model.safetensors", scratch_folder() / "hard.safetensors");
+  return copy;
+}
+
 void expect_one_line(const std::string& text) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
   EXPECT_EQ(text.rfind("moekit: ", 0), 0U) << text;
@@ -275,6 +351,70 @@ TEST(CliExitCodes, UsageErrorsEndWith2) {
 
 TEST(CliExitCodes, InvalidInputsEndWith2) {
   check(input_cases(), 12);
+}
+
+TEST(CliExitCodes, WordsThatVerifyWouldIgnoreEndWith2) {
+  check(verify_word_cases(), 18 * 3 + 2);
+}
+
+TEST(CliExitCodes, OutputOverAFileOfTheCheckpointEndsWith2AndChangesNothing) {
+  const std::filesystem::path copy = linked_checkpoint();
+  const std::string weights = read_file(copy / "model.safetensors");
+  std::vector<ErrorCase> cases;
+  for (const char* name : {"model.safetensors",
+                           "config.json",
+                           "hf_quant_config.json",
+                           "tokenizer.json",
+                           "dangling.safetensors"}) {
+    cases.push_back({name, run_in(copy, copy / name), 2, {"--output", "same file", name}});
+  }
+  for (const char* name : {"soft.safetensors", "hard.safetensors"}) {
+    cases.push_back(
+        {name, run_in(copy, scratch(name)), 2, {name, (copy / "model.safetensors").string()}});
+  }
+  for (const char* name : {"config.json", "hf_quant_config.json"}) {
+    cases.push_back({"configuration beside a single file",
+                     run_in(copy / "model.safetensors", copy / name),
+                     2,
+                     {"same file", name}});
+  }
+  check(cases, 9);
+  EXPECT_EQ(read_file(copy / "model.safetensors"), weights);
+  EXPECT_EQ(read_file(copy / "hf_quant_config.json"), "{}");
+  const CliResult beside = run_cli(run_in(copy, copy / "output.safetensors"));
+  EXPECT_EQ(beside.exit_code, 0) << "a name that nothing has is free: " << beside.err;
+}
+
+TEST(CliExitCodes, OutputThatIsNoRegularFileEndsWith4) {
+  const std::string fifo = scratch("fifo");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const std::string link = scratch("null_link");
+  std::filesystem::create_symlink("/dev/null", link);
+  std::vector<ErrorCase> cases;
+  for (const std::string& target :
+       {fifo, link, scratch_folder().string(), std::string("/dev/null")}) {
+    cases.push_back({"no regular file",
+                     run_qwen({"--input", qwen_input(), "--output", target}),
+                     4,
+                     {target, "not a regular file"}});
+  }
+  check(cases, 4);
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+}
+
+TEST(CliExitCodes, FileSizeLimitEndsWith4AndLeavesNoFile) {
+  const std::filesystem::path limited = scratch_folder() / "limited";
+  std::filesystem::create_directories(limited);
+  std::vector<std::string> arguments = run_in(qwen(), limited / "out.safetensors");
+  // The output has more than 1296 bytes, the limit is one block of 512 or 1024.
+  arguments.insert(arguments.begin(), {"-c", "ulimit -f 1; exec \"$0\" \"$@\"", MOEKIT_CLI});
+  const CliResult result = run_cli(arguments, {}, "/bin/sh");
+  EXPECT_EQ(result.exit_code, 4) << result.out << result.err;
+  expect_one_line(result.err);
+  EXPECT_NE(result.err.find("out.safetensors"), std::string::npos) << result.err;
+  EXPECT_TRUE(std::filesystem::is_empty(limited));
 }
 
 TEST(CliExitCodes, RefusalsEndWith3) {
