@@ -391,17 +391,16 @@ TEST(CliExitCodes, OutputThatIsNoRegularFileEndsWith4) {
   const std::string link = scratch("null_link");
   std::filesystem::create_symlink("/dev/null", link);
   std::vector<ErrorCase> cases;
-  for (const std::string& target :
-       {fifo, link, scratch_folder().string(), std::string("/dev/null")}) {
+  // Never a device itself: a program that gets this wrong, run as root, replaces it.
+  for (const std::string& target : {fifo, link, scratch_folder().string()}) {
     cases.push_back({"no regular file",
                      run_qwen({"--input", qwen_input(), "--output", target}),
                      4,
                      {target, "not a regular file"}});
   }
-  check(cases, 4);
+  check(cases, 3);
   EXPECT_TRUE(std::filesystem::is_fifo(fifo));
   EXPECT_TRUE(std::filesystem::is_symlink(link));
-  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
 TEST(CliExitCodes, FileSizeLimitEndsWith4AndLeavesNoFile) {
