@@ -70,6 +70,40 @@ Result<std::size_t> regular_size(int descriptor, const std::string& path) {
   return static_cast<std::size_t>(info.st_size);
 }
 
+/// A rename replaces whatever stands at `path`: for root even /dev/full, and a link instead of the
+/// file behind it. Only a regular file, or nothing, may be replaced.
+Status check_replaceable(const std::string& path) {
+  struct stat info {};
+
+  if (::lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? Status() : system_error("stat", path, errno);
+  }
+  if (S_ISDIR(info.st_mode)) {
+    return io_error(cat("cannot write ", path, ": it is a folder"));
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return io_error(cat("cannot write ", path, ": it exists and is not a regular file"));
+  }
+  return {};
+}
+
+/// `path`, or the file that the link there leads to: the link stays, its file is replaced.
+Result<std::string> resolve_destination(const std::string& path) {
+  std::error_code error;
+  std::string place = path;
+  if (std::filesystem::is_symlink(path, error)) {
+    place = std::filesystem::canonical(path, error).string();
+    if (error) {
+      return system_error("follow the link", path, error.value());
+    }
+  }
+  const Status status = check_replaceable(place);
+  if (!status.ok()) {
+    return place == path ? status : status.with_context(cat("link ", path));
+  }
+  return place;
+}
+
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
@@ -116,17 +150,15 @@ Result<std::string> read_text_file(const std::string& path, std::int64_t max_byt
 
 Result<PendingFile> PendingFile::create(const std::string& path) {
   MOEKIT_RETURN_IF_ERROR(check_path(path));
-  if (is_folder(path)) {
-    return io_error(cat("cannot write ", path, ": it is a folder"));
-  }
+  MOEKIT_ASSIGN_OR_RETURN(const std::string place, resolve_destination(path));
   static std::atomic<std::uint64_t> counter{0};
   const std::string temporary =
-      cat(path, ".tmp-", static_cast<std::int64_t>(::getpid()), "-", counter.fetch_add(1));
+      cat(place, ".tmp-", static_cast<std::int64_t>(::getpid()), "-", counter.fetch_add(1));
   const int descriptor = retry_open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (descriptor < 0) {
     return system_error("create", temporary, errno);
   }
-  return PendingFile(path, temporary, descriptor);
+  return PendingFile(place, temporary, descriptor);
 }
 
 PendingFile::PendingFile(PendingFile&& other) noexcept
@@ -174,6 +206,7 @@ Status PendingFile::publish() {
   if (::close(std::exchange(descriptor_, -1)) != 0) {
     return system_error("close", temporary_, errno);
   }
+  MOEKIT_RETURN_IF_ERROR(check_replaceable(path_));
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     return system_error(cat("rename ", temporary_, " to"), path_, errno);
   }

@@ -42,10 +42,12 @@ class MappedFile {
 [[nodiscard]] Result<std::string> read_text_file(const std::string& path, std::int64_t max_bytes);
 
 /// A file being written under a temporary name beside its destination. Nothing appears at the
-/// destination before publish(), and a PendingFile that is dropped leaves nothing behind.
+/// destination before publish(), and a PendingFile that is dropped leaves nothing behind. A link at
+/// the destination stays and the file it leads to is replaced.
 class PendingFile {
  public:
-  /// Errors  kIo  the folder is missing, not writable or full
+  /// Errors  kIo  the folder is missing, not writable or full; something other than a regular file
+  ///              (folder, device, pipe, socket) or a dangling link stands at the destination
   [[nodiscard]] static Result<PendingFile> create(const std::string& path);
 
   PendingFile(PendingFile&& other) noexcept;

@@ -95,6 +95,57 @@ TEST_F(FilesTest, unwritable_places_are_io_errors) {
   }
 }
 
+TEST_F(FilesTest, only_regular_files_are_replaced) {
+  // As root a rename would replace the device itself.
+  const Status device = PendingFile::create("/dev/full").status();
+  EXPECT_EQ(device.code(), StatusCode::kIo);
+  EXPECT_NE(device.message().find("/dev/full"), std::string_view::npos) << device.message();
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
+  const std::string pipe = folder_ + "/pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const Status refused = PendingFile::create(pipe).status();
+  EXPECT_EQ(refused.code(), StatusCode::kIo);
+  EXPECT_NE(refused.message().find(pipe), std::string_view::npos) << refused.message();
+  ASSERT_EQ(::symlink(pipe.c_str(), (folder_ + "/to_pipe").c_str()), 0);
+  EXPECT_EQ(PendingFile::create(folder_ + "/to_pipe").status().code(), StatusCode::kIo);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_EQ(count_entries(), 2U);
+}
+
+TEST_F(FilesTest, a_pipe_made_while_writing_is_not_replaced) {
+  const std::string path = folder_ + "/a";
+  {
+    Result<PendingFile> file = PendingFile::create(path);
+    ASSERT_TRUE(file.has_value()) << file.status().to_string();
+    ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    EXPECT_EQ(file->publish().code(), StatusCode::kIo);
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
+  EXPECT_EQ(count_entries(), 1U);
+}
+
+TEST_F(FilesTest, a_link_stays_and_its_file_is_replaced) {
+  std::filesystem::create_directory(folder_ + "/real");
+  std::ofstream(folder_ + "/real/a") << "old";
+  const std::string link = folder_ + "/link";
+  ASSERT_EQ(::symlink("real/a", link.c_str()), 0);
+  Result<PendingFile> file = PendingFile::create(link);
+  ASSERT_TRUE(file.has_value()) << file.status().to_string();
+  ASSERT_TRUE(file->append("new").ok());
+  ASSERT_TRUE(file->publish().ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(read_text_file(folder_ + "/real/a", 100).value(), "new");
+  for (const std::string target : {"none", "loop"}) {
+    const std::string path = folder_ + "/" + (target == "loop" ? "loop" : "dangling");
+    ASSERT_EQ(::symlink(target.c_str(), path.c_str()), 0);
+    const Status status = PendingFile::create(path).status();
+    EXPECT_EQ(status.code(), StatusCode::kIo);
+    EXPECT_NE(status.message().find(path), std::string_view::npos) << status.message();
+    EXPECT_TRUE(std::filesystem::is_symlink(path));
+  }
+  EXPECT_EQ(count_entries(), 4U);  // real, link, dangling, loop
+}
+
 TEST_F(FilesTest, only_regular_files_are_mapped) {
   EXPECT_EQ(MappedFile::open(folder_ + "/none").status().code(), StatusCode::kIo);
   EXPECT_EQ(MappedFile::open(folder_).status().code(), StatusCode::kIo);
