@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Experts stored one linear layer at a time: <module>experts.<e>.<projection>.<suffix>.
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -250,6 +252,41 @@ Result<Linear> read_projection(const TensorReader& tensors,
   return read_linear(tensors, naming, cat(naming.prefix, expert, ".", projection, "."));
 }
 
+/// No modelling code has a bias on one side of the activation alone, or in some experts only: all
+/// three projections have one where the layer has one anywhere in its first expert.
+Status check_biases(const LayerNaming& naming,
+                    std::int64_t expert,
+                    const ExpertWeights& weights,
+                    LayerWeights& layer) {
+  struct Role {
+    std::string_view projection;
+    bool present;
+  };
+
+  const ProjectionNames& names = *naming.projections;
+  const bool up = weights.up_bias.data != nullptr;
+  const std::array roles{Role{names.up, up},
+                         Role{names.gate, naming.gated ? weights.gate_bias.data != nullptr : up},
+                         Role{names.down, weights.down_bias.data != nullptr}};
+  if (expert == 0) {
+    layer.gate_up_bias =
+        std::any_of(roles.begin(), roles.end(), [](const Role& role) { return role.present; });
+    layer.down_bias = layer.gate_up_bias;
+  }
+  for (const Role& role : roles) {
+    const std::string name = cat(naming.prefix, expert, ".", role.projection, ".bias");
+    if (layer.gate_up_bias && !role.present) {
+      return invalid_argument(
+          cat("missing tensor ", printable(name), ", while other projections have a bias"));
+    }
+    if (!layer.gate_up_bias && role.present) {
+      return invalid_argument(
+          cat("tensor ", printable(name), " is a bias, while the layer's first expert has none"));
+    }
+  }
+  return {};
+}
+
 Status read_expert(const TensorReader& tensors,
                    const LayerNaming& naming,
                    std::int64_t expert,
@@ -260,8 +297,6 @@ Status read_expert(const TensorReader& tensors,
   if (expert == 0) {
     layer.intermediate_size = up.matrix.rows;
     layer.hidden_size = up.matrix.cols;
-    layer.gate_up_bias = up.bias.data != nullptr;
-    layer.down_bias = down.bias.data != nullptr;
   }
   const std::string base = cat(naming.prefix, expert, ".");
   const std::int64_t hidden = layer.hidden_size;
@@ -273,23 +308,17 @@ Status read_expert(const TensorReader& tensors,
   weights.up_bias = up.bias;
   weights.down = down.matrix;
   weights.down_bias = down.bias;
-  bool same_biases = layer.gate_up_bias == (up.bias.data != nullptr) &&
-                     layer.down_bias == (down.bias.data != nullptr);
   if (naming.gated) {
     MOEKIT_ASSIGN_OR_RETURN(const Linear gate,
                             read_projection(tensors, naming, expert, names.gate));
     MOEKIT_RETURN_IF_ERROR(check_shape(gate, cat(base, names.gate), inner, hidden));
     weights.gate = gate.matrix;
     weights.gate_bias = gate.bias;
-    same_biases = same_biases && layer.gate_up_bias == (gate.bias.data != nullptr);
     if (gate.input_scale.has_value()) {
       layer.input_scales_gate.push_back(*gate.input_scale);
     }
   }
-  if (!same_biases) {
-    return invalid_argument(
-        cat("expert ", printable(base), " has a bias where others have none, or the reverse"));
-  }
+  MOEKIT_RETURN_IF_ERROR(check_biases(naming, expert, weights, layer));
   if (up.input_scale.has_value()) {
     layer.input_scales_up.push_back(*up.input_scale);
   }

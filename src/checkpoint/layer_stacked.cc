@@ -173,7 +173,19 @@ Result<const StackedScheme*> match_scheme(const TensorReader& tensors, const std
         continue;
       }
     }
-    if (scheme.bias_required && tensors.find(cat(prefix, scheme.gate_up_bias)) == nullptr) {
+    const bool down_bias = tensors.find(cat(prefix, scheme.down_bias)) != nullptr;
+    const bool gate_up_bias = tensors.find(cat(prefix, scheme.gate_up_bias)) != nullptr;
+    // No modelling code has a bias on one side of the activation alone.
+    if (gate_up_bias != down_bias) {
+      const std::string_view absent = down_bias ? scheme.gate_up_bias : scheme.down_bias;
+      return invalid_argument(
+          cat("missing tensor ",
+              printable(cat(prefix, absent)),
+              ", while ",
+              printable(cat(prefix, down_bias ? scheme.down_bias : scheme.gate_up_bias)),
+              " exists"));
+    }
+    if (scheme.bias_required && !gate_up_bias) {
       return unsupported(cat("missing tensor ",
                              printable(cat(prefix, scheme.gate_up_bias)),
                              ": transposed or packed stacked experts without biases have no known "

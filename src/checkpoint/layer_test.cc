@@ -210,9 +210,21 @@ TEST(Layer, missing_and_misshapen_tensors_are_named) {
   Tensors biased = plain(2);
   biased.push_back({kModule + "experts.0.up_proj.bias", "BF16", {8}});
   biased.push_back({kModule + "experts.0.gate_proj.bias", "BF16", {8}});
-  expect_refused(Composed(biased), kInvalid, "has a bias where others have none");
+  expect_refused(
+      Composed(biased), kInvalid, "missing tensor '" + kModule + "experts.0.down_proj.bias'");
+  biased.push_back({kModule + "experts.0.down_proj.bias", "BF16", {16}});
+  expect_refused(
+      Composed(biased), kInvalid, "missing tensor '" + kModule + "experts.1.up_proj.bias'");
   biased.back().shape = {9};
-  expect_refused(Composed(biased), kInvalid, "has shape [9], expected [8]");
+  expect_refused(Composed(biased), kInvalid, "has shape [9], expected [16]");
+  biased = plain(2);
+  biased.push_back({kModule + "experts.0.down_proj.bias", "BF16", {16}});
+  expect_refused(
+      Composed(biased), kInvalid, "missing tensor '" + kModule + "experts.0.up_proj.bias'");
+  biased.back().name = kModule + "experts.1.down_proj.bias";
+  expect_refused(Composed(biased),
+                 kInvalid,
+                 "'" + kModule + "experts.1.down_proj.bias' is a bias, while the layer's first");
 }
 
 TEST(Layer, linear_biases_are_views) {
@@ -367,7 +379,33 @@ TEST(Layer, stacked_tensors_that_do_not_fit) {
   expect_refused(Composed(tensors), kInvalid, "gate_up is [3, 16, 64], down [2, 64, 8]");
   tensors = gpt_oss_original();
   remove_tensor(tensors, "mlp1_bias");
+  expect_refused(Composed(tensors), kInvalid, "missing tensor 'block.1.mlp.mlp1_bias'");
+  remove_tensor(tensors, "mlp2_bias");
   expect_refused(Composed(tensors), kUnsupported, "no known row order");
+}
+
+TEST(Layer, a_bias_on_one_side_of_the_activation_names_the_missing_one) {
+  Tensors tensors = gpt_oss_original();
+  remove_tensor(tensors, "mlp2_bias");
+  expect_refused(Composed(tensors), kInvalid, "missing tensor 'block.1.mlp.mlp2_bias'");
+  const std::string base = kModule + "experts.";
+  const std::vector<std::pair<ComposedTensor, std::string>> biases{
+      {{base + "gate_up_proj_bias", "BF16", {2, 16}}, "down_proj_bias"},
+      {{base + "down_proj_bias", "BF16", {2, 24}}, "gate_up_proj_bias"}};
+  for (const auto& [bias, missing] : biases) {
+    const std::string words = "missing tensor '" + base + missing + "'";
+    // Unquantised gpt-oss, then transformers 5's fused form.
+    expect_refused(Composed({{base + "gate_up_proj", "BF16", {2, 24, 16}},
+                             {base + "down_proj", "BF16", {2, 8, 24}},
+                             bias}),
+                   kInvalid,
+                   words);
+    expect_refused(Composed({{base + "gate_up_proj", "BF16", {2, 16, 24}},
+                             {base + "down_proj", "BF16", {2, 24, 8}},
+                             bias}),
+                   kInvalid,
+                   words);
+  }
 }
 
 TEST(Layer, fused_tensors_of_transformers_5) {
