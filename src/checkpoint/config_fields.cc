@@ -17,6 +17,10 @@ constexpr std::size_t kMaxListedFields = 1000;
 
 /// A value as a message shows it; containers by their kind, since they may be large.
 std::string shown(const json& value) {
+  if (value.is_object() && value.size() == 1 && value.contains(kPythonFloatKey) &&
+      value[kPythonFloatKey].is_string()) {
+    return printable(value[kPythonFloatKey].get_ref<const std::string&>());
+  }
   if (value.is_string()) {
     return printable(value.get_ref<const std::string&>());
   }

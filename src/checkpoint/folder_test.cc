@@ -142,6 +142,31 @@ TEST_F(Folder, unknown_fields_and_python_literals_are_ignored_and_listed) {
                                       "config.json time_step_limit"}));
 }
 
+TEST_F(Folder, numbers_that_are_not_finite_or_not_numbers_are_refused) {
+  write("model.safetensors", a_);
+  const std::vector<std::string> fields{"num_experts_per_tok",
+                                        "n_group",
+                                        "topk_group",
+                                        "moe_intermediate_size",
+                                        "routed_scaling_factor",
+                                        "swiglu_limit",
+                                        "swiglu_alpha"};
+  const std::vector<std::pair<std::string, std::string>> values{
+      {"Infinity", "'Infinity'"},
+      {"-Infinity", "'-Infinity'"},
+      {"NaN", "'NaN'"},
+      {R"({"__float__": "Infinity"})", "'Infinity'"},
+      {R"("8")", "'8'"},
+      {"[8]", "array"},
+      {"true", "true"}};
+  for (const std::string& field : fields) {
+    for (const auto& [value, shown] : values) {
+      write("config.json", "{\"" + field + "\":" + value + "}");
+      expect_refused(StatusCode::kInvalidArgument, {"config.json " + field + " is " + shown});
+    }
+  }
+}
+
 TEST_F(Folder, a_file_reads_the_configuration_beside_it_only_when_it_holds_experts) {
   write("config.json", "broken");
   write("input.safetensors", a_);

@@ -148,7 +148,7 @@ Result<json> parse_json(std::string_view text) {
   return builder.take();
 }
 
-std::string without_python_literals(std::string_view text) {
+std::string wrap_python_literals(std::string_view text) {
   std::string out;
   out.reserve(text.size());
   bool in_string = false;
@@ -160,15 +160,15 @@ std::string without_python_literals(std::string_view text) {
       i += taken;
       continue;
     }
-    std::size_t skipped = 0;
+    std::string_view found;
     for (const std::string_view literal : kPythonLiterals) {
-      if (skipped == 0 && text.substr(i).starts_with(literal)) {
-        skipped = literal.size();
+      if (found.empty() && text.substr(i).starts_with(literal)) {
+        found = literal;
       }
     }
-    if (skipped != 0) {
-      out += "null";
-      i += skipped;
+    if (!found.empty()) {
+      out += cat(R"({")", kPythonFloatKey, R"(": ")", found, R"("})");
+      i += found.size();
     } else {
       in_string = text[i] == '"';
       out += text[i++];

@@ -52,10 +52,11 @@ TEST(JsonText, names_in_messages_are_printable_and_short) {
   EXPECT_LT(printable(std::string(100000, 'x')).size(), 200U);
 }
 
-TEST(JsonText, python_literals_become_null_outside_strings) {
-  EXPECT_EQ(without_python_literals(R"([NaN,Infinity,-Infinity,"NaN \" Infinity"])"),
-            R"([null,null,null,"NaN \" Infinity"])");
-  EXPECT_EQ(without_python_literals("\"\\"), "\"\\");
+TEST(JsonText, python_literals_become_objects_outside_strings) {
+  EXPECT_EQ(wrap_python_literals(R"([NaN,Infinity,-Infinity,"NaN \" Infinity"])"),
+            R"([{"__float__": "NaN"},{"__float__": "Infinity"},{"__float__": "-Infinity"},)"
+            R"("NaN \" Infinity"])");
+  EXPECT_EQ(wrap_python_literals("\"\\"), "\"\\");
 }
 
 }  // namespace

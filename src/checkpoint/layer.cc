@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One MoE layer: weights, then what the configuration says about them, then the router.
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "base/text.h"
@@ -62,6 +63,25 @@ Result<NamedKind> activation_kind(const ModelConfig& config,
                        : NamedKind{ActivationKind::kRelu2, "assumption, there is no gate"};
 }
 
+/// swiglu_limit, absent where the model computes without one. Only DeepSeek-V4's own code reads 0
+/// as no limit; elsewhere a limit of 0 would clamp everything away, so it is an error in the file.
+Result<std::optional<float>> swiglu_limit(const ModelConfig& config) {
+  if (!config.swiglu_limit.has_value()) {
+    return std::optional<float>();
+  }
+  const auto limit = static_cast<float>(config.swiglu_limit->value);
+  if (limit > 0.0F) {
+    return std::optional<float>(limit);
+  }
+  if (config.swiglu_limit->value == 0.0 && config.model_type == "deepseek_v4") {
+    return std::optional<float>();
+  }
+  return invalid_argument(cat(config.swiglu_limit->origin,
+                              " is ",
+                              config.swiglu_limit->value,
+                              ", expected a positive number"));
+}
+
 Result<Activation> read_activation(const ModelConfig& config,
                                    const ModelFacts* facts,
                                    const LayerWeights& weights,
@@ -80,8 +100,9 @@ Result<Activation> read_activation(const ModelConfig& config,
   inferred.push_back(cat("activation=", activation_name(named.kind), " from ", named.origin));
   const bool clamps =
       named.kind == ActivationKind::kSwigluOai || named.kind == ActivationKind::kSilu;
-  if (clamps && config.swiglu_limit.has_value() && config.swiglu_limit->value != 0.0) {
-    activation.limit = static_cast<float>(config.swiglu_limit->value);
+  MOEKIT_ASSIGN_OR_RETURN(const std::optional<float> limit, swiglu_limit(config));
+  if (clamps && limit.has_value()) {
+    activation.limit = limit;
     inferred.push_back(cat("limit=", *activation.limit, " from ", config.swiglu_limit->origin));
   }
   if (named.kind == ActivationKind::kSwigluOai) {

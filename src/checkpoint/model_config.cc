@@ -14,7 +14,7 @@ namespace {
 using base::cat;
 
 Result<ConfigFields> open_fields(const std::string& file, const std::string& text) {
-  Result<nlohmann::json> root = parse_json(without_python_literals(text));
+  Result<nlohmann::json> root = parse_json(wrap_python_literals(text));
   if (!root.has_value()) {
     return root.status().with_context(file);
   }
