@@ -118,9 +118,37 @@ ScoringChoice choose_scoring(const ModelConfig& config,
              : ScoringChoice{Scoring::kSoftmax, "assumption, no configuration names one"};
 }
 
-/// DeepSeek-V2 scores a group by its best expert, moekit by its best two.
-bool groups_by_maximum(const ModelConfig& config) {
-  return config.topk_method.has_value() && config.topk_method->value == "group_limited_greedy";
+/// How experts are selected; `refusal` says why where moekit has no such selection.
+struct SelectionChoice {
+  bool groups = true;
+  std::string refusal{};
+};
+
+SelectionChoice choose_selection(const ModelConfig& config, const CheckpointLayer& layer) {
+  const bool correction_bias = layer.router.correction_bias.data != nullptr;
+  const bool grouped = config.num_groups.has_value() && config.num_groups->value > 1;
+  if (!config.topk_method.has_value()) {
+    // The default of DeepSeek-V2's configuration class; other model types have one method.
+    return {.groups = config.model_type != "deepseek_v2"};
+  }
+  const std::string& method = config.topk_method->value;
+  const std::string origin = cat(printable(method), " of ", config.topk_method->origin);
+  if (method == "greedy") {
+    return {.groups = false,
+            .refusal = correction_bias
+                           ? cat(origin, " has no correction bias, but the files hold one")
+                           : ""};
+  }
+  if (method == "noaux_tc") {
+    return {.refusal = correction_bias
+                           ? ""
+                           : cat(origin, " needs a correction bias, but the files hold none")};
+  }
+  if (method == "group_limited_greedy") {
+    // DeepSeek-V2 scores a group by its best expert, moekit by its best two.
+    return {.refusal = grouped ? cat(origin, " groups by maximum, which is not served") : ""};
+  }
+  return {.refusal = cat("selection ", origin, " is not served")};
 }
 
 Status check_groups(const Routing& routing) {
@@ -180,16 +208,19 @@ std::string_view scoring_word(Scoring scoring) {
 
 Result<Routing> make_routing(const ModelConfig& config,
                              const ModelFacts* facts,
-                             const CheckpointLayer& layer) {
+                             const CheckpointLayer& layer,
+                             bool groups) {
   Routing routing;
   routing.num_experts = layer.problem.num_experts;
   routing.top_k = layer.problem.top_k;
-  routing.num_groups = config.num_groups.has_value() ? config.num_groups->value
-                       : facts != nullptr            ? facts->num_groups
-                                                     : 1;
-  routing.top_groups = config.top_groups.has_value() ? config.top_groups->value
-                       : facts != nullptr            ? facts->top_groups
-                                                     : 1;
+  if (groups) {
+    routing.num_groups = config.num_groups.has_value() ? config.num_groups->value
+                         : facts != nullptr            ? facts->num_groups
+                                                       : 1;
+    routing.top_groups = config.top_groups.has_value() ? config.top_groups->value
+                         : facts != nullptr            ? facts->top_groups
+                                                       : 1;
+  }
   routing.renormalize = renormalizes(config, facts);
   routing.scale =
       static_cast<float>(config.routed_scaling.has_value() ? config.routed_scaling->value
@@ -216,14 +247,14 @@ Status read_router(const Checkpoint::State& state,
   const ModelFacts* facts = find_model_facts(config.model_type);
   const ScoringChoice choice =
       choose_scoring(config, facts, layer.router.correction_bias.data != nullptr);
-  MOEKIT_ASSIGN_OR_RETURN(Routing routing, make_routing(config, facts, layer));
-  if (!choice.scoring.has_value()) {
-    layer.inferred.push_back(cat("routing=none: ", choice.origin, " is not served"));
+  const SelectionChoice selection = choose_selection(config, layer);
+  if (!selection.refusal.empty()) {
+    layer.inferred.push_back(cat("routing=none: ", selection.refusal));
     return {};
   }
-  if (groups_by_maximum(config) && routing.num_groups > 1) {
-    layer.inferred.push_back(cat(
-        "routing=none: groups by maximum, of ", config.topk_method->origin, ", are not served"));
+  MOEKIT_ASSIGN_OR_RETURN(Routing routing, make_routing(config, facts, layer, selection.groups));
+  if (!choice.scoring.has_value()) {
+    layer.inferred.push_back(cat("routing=none: ", choice.origin, " is not served"));
     return {};
   }
   routing.scoring = *choice.scoring;

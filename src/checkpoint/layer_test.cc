@@ -294,12 +294,42 @@ TEST(Layer, routing_from_model_type_and_fields) {
   EXPECT_EQ(routing(R"("text_config":{"model_type":"qwen3_5_moe_text"})")->renormalize, true);
   // What moekit does not serve is no routing and a line that says why, never another routing.
   EXPECT_FALSE(routing(R"("scoring_func":"sqrtsoftplus")").has_value());
-  EXPECT_FALSE(routing(R"("model_type":"deepseek_v2","topk_method":"group_limited_greedy",)"
-                       R"("n_group":2,"topk_group":1)")
-                   .has_value());
   tensors.push_back({kModule + "e_score_correction_bias", "F32", {4}});
   EXPECT_TRUE(routing(R"("model_type":"minimax_m2")")->correction_bias);
   EXPECT_EQ(routing(R"("model_type":"new")")->scoring, Scoring::kSigmoid);
+}
+
+TEST(Layer, selection_methods) {
+  Tensors tensors = plain(4);
+  tensors.push_back({kModule + "gate.weight", "BF16", {4, 16}});
+  const auto read = [&](const std::string& fields) {
+    const Composed composed(tensors, R"({"num_experts_per_tok":2,)" + fields + "}");
+    Result<CheckpointLayer> layer = composed.layer();
+    EXPECT_TRUE(layer.has_value()) << layer.status().to_string();
+    return std::move(*layer);
+  };
+  const auto expect_none = [&](const std::string& fields, const std::string& words) {
+    const CheckpointLayer layer = read(fields);
+    EXPECT_FALSE(layer.routing.has_value()) << fields;
+    EXPECT_NE(layer.inferred.back().find(words), std::string::npos) << layer.inferred.back();
+  };
+  const std::string groups = R"("n_group":2,"topk_group":1,)";
+  // greedy ignores groups, even such as do not divide the experts; it is DeepSeek-V2's default.
+  EXPECT_EQ(read(groups + R"("topk_method":"greedy")").routing->num_groups, 1);
+  EXPECT_EQ(read(R"("n_group":3,"topk_group":9,"topk_method":"greedy")").routing->top_groups, 1);
+  EXPECT_EQ(read(groups + R"("model_type":"deepseek_v2")").routing->num_groups, 1);
+  expect_none(groups + R"("model_type":"deepseek_v2","topk_method":"group_limited_greedy")",
+              "groups by maximum");
+  EXPECT_TRUE(read(R"("n_group":1,"topk_method":"group_limited_greedy")").routing.has_value());
+  expect_none(groups + R"("topk_method":"noaux_tc")",
+              "'noaux_tc' of config.json topk_method needs");
+  expect_none(R"("topk_method":"bip")", "routing=none: selection 'bip' of config.json topk_method");
+  tensors.push_back({kModule + "gate.e_score_correction_bias", "F32", {4}});
+  const CheckpointLayer corrected =
+      read(groups + R"("scoring_func":"sigmoid","topk_method":"noaux_tc")");
+  EXPECT_EQ(corrected.routing->num_groups, 2);
+  EXPECT_TRUE(corrected.routing->correction_bias);
+  expect_none(R"("topk_method":"greedy")", "has no correction bias, but the files hold one");
 }
 
 TEST(Layer, activation_parameters) {
@@ -309,7 +339,17 @@ TEST(Layer, activation_parameters) {
     return layer->problem.activation;
   };
   EXPECT_EQ(activation(R"({"hidden_act":"silu","swiglu_limit":10})").limit, 10.0F);
-  EXPECT_EQ(activation(R"({"hidden_act":"silu","swiglu_limit":0})").limit, std::nullopt);
+  EXPECT_EQ(activation(R"({"model_type":"deepseek_v4","swiglu_limit":0})").limit, std::nullopt);
+  for (const std::string model : {"qwen3_moe", "deepseek_v4"}) {
+    for (const std::string limit : {"0", "-7.0"}) {
+      if (model != "deepseek_v4" || limit != "0") {
+        expect_refused(
+            Composed(plain(2), R"({"model_type":")" + model + R"(","swiglu_limit":)" + limit + "}"),
+            kInvalid,
+            "config.json swiglu_limit is " + limit.substr(0, 2));
+      }
+    }
+  }
   EXPECT_EQ(activation(R"({"hidden_act":"swish"})").kind, ActivationKind::kSilu);
   EXPECT_EQ(activation(R"({"hidden_act":"situ"})").kind, ActivationKind::kSitu);
 }
