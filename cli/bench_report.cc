@@ -108,7 +108,7 @@ std::string bench_json(const BenchResult& result,
                     {"probe_gbps", spread_json(spread_of(result.probe_gbps))},
                     {"fraction_of_probe", fraction_of_probe(result)},
                     {"gflops", gflops(result)},
-                    {"check", report_json(result.check)},
+                    {"check", report_json(result.check, result.num_tokens)},
                     {"samples_us", result.time_us}});
 }
 

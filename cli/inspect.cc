@@ -83,18 +83,7 @@ std::string layer_text(const CheckpointLayer& layer) {
       activation_name(problem.activation.kind),
       row_order_name(problem.row_order));
   if (layer.routing) {
-    const Routing& routing = *layer.routing;
-    text += fmt::format(
-        "  routing   {} top {} of {}, groups {} of {}, renormalize={} scale={} "
-        "correction_bias={}\n",
-        scoring_name(routing.scoring),
-        routing.top_k,
-        routing.num_experts,
-        routing.top_groups,
-        routing.num_groups,
-        routing.renormalize,
-        routing.scale,
-        routing.correction_bias);
+    text += fmt::format("  routing   {}\n", routing_text(*layer.routing));
   }
   for (const std::string& fact : layer.inferred) {
     text += fmt::format("  inferred  {}\n", fact);

@@ -83,9 +83,22 @@ Json problem_json(const Problem& problem) {
               {"combine_order", combine_order_name(problem.combine_order)}};
 }
 
-Json report_json(const VerifyReport& report) {
+std::string routing_text(const Routing& routing) {
+  return fmt::format("{} top {} of {}, groups {} of {}, renormalize={} scale={} correction_bias={}",
+                     scoring_name(routing.scoring),
+                     routing.top_k,
+                     routing.num_experts,
+                     routing.top_groups,
+                     routing.num_groups,
+                     routing.renormalize,
+                     routing.scale,
+                     routing.correction_bias);
+}
+
+Json report_json(const VerifyReport& report, std::int64_t num_tokens) {
   return Json{{"passed", report.passed},
               {"tokens_checked", report.tokens_checked},
+              {"tokens", num_tokens},
               {"routes_checked", report.routes_checked},
               {"intermediates_checked", report.intermediates_checked},
               {"intermediates_differing", report.intermediates_differing},
@@ -100,14 +113,15 @@ Json report_json(const VerifyReport& report) {
               {"first_failure", report.first_failure}};
 }
 
-std::string report_text(const VerifyReport& report) {
+std::string report_text(const VerifyReport& report, std::int64_t num_tokens) {
   std::string text = fmt::format(
-      "check      {}, {} tokens, {} outputs against the float64 oracle\n"
+      "check      {}, {} of {} tokens checked, {} outputs against the float64 oracle\n"
       "error      max {:.3e}, rms {:.3e}, {:.1f} % of the bound, cosine {:.9f}, end to end {:.2e}\n"
       "stage 1    {} of {} intermediates differ from the rounded oracle, {} beyond a rounding "
       "tie\n",
       report.passed ? "passed" : "FAILED",
       report.tokens_checked,
+      num_tokens,
       report.outputs_checked,
       report.max_abs_error,
       report.rms_error,

@@ -3,6 +3,7 @@
 
 // Values as JSON and text, the same words in every verb.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,14 @@ struct NamedDevice {
 [[nodiscard]] nlohmann::ordered_json device_json(const NamedDevice& named);
 [[nodiscard]] nlohmann::ordered_json problem_json(const Problem& problem);
 [[nodiscard]] nlohmann::ordered_json routing_json(const Routing& routing);
-[[nodiscard]] nlohmann::ordered_json report_json(const VerifyReport& report);
+[[nodiscard]] nlohmann::ordered_json report_json(const VerifyReport& report,
+                                                 std::int64_t num_tokens);
 
-/// `ok, 33 tokens …` or `FAILED …`, two lines.
-[[nodiscard]] std::string report_text(const VerifyReport& report);
+/// `passed, 64 of 200 tokens checked …` or `FAILED …`, a few lines.
+[[nodiscard]] std::string report_text(const VerifyReport& report, std::int64_t num_tokens);
+
+/// `sigmoid top 2 of 8, groups 2 of 4, renormalize=true …`, without a line break.
+[[nodiscard]] std::string routing_text(const Routing& routing);
 
 /// Indented, one line break at the end; bytes that are not UTF-8 become U+FFFD.
 [[nodiscard]] std::string json_text(const nlohmann::ordered_json& json);

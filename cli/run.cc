@@ -33,7 +33,8 @@ struct InputTensors {
 };
 
 struct RunReport {
-  std::string routed_by;  // where ids and weights came from
+  std::vector<std::string> inferred;  // facts of the checkpoint, each with its source
+  std::string routed_by;              // where ids and weights came from
   double first_us = 0.0;
   double second_us = 0.0;
   std::optional<VerifyReport> check{};
@@ -147,14 +148,20 @@ std::string text_report(const RunOptions& options, const Call& call, const RunRe
   if (!text.empty() && text.back() != '\n') {
     text += '\n';
   }
-  text += fmt::format("routing    {}\n", report.routed_by);
+  for (const std::string& fact : report.inferred) {
+    text += fmt::format("inferred   {}\n", fact);
+  }
+  const std::optional<Routing>& routing = call.setup.plan.problem().routing;
+  text += fmt::format("routing    {}{}\n",
+                      report.routed_by,
+                      routing ? ": " + routing_text(*routing) : std::string());
   text += fmt::format("time       {:.1f} us (first call {:.1f} us), {} tokens, {} threads\n",
                       report.second_us,
                       report.first_us,
                       num_tokens,
                       call.setup.runtime.num_threads());
   if (report.check) {
-    text += report_text(*report.check);
+    text += report_text(*report.check, num_tokens);
   }
   text += fmt::format("output     {}\n", options.output);
   return text;
@@ -162,14 +169,18 @@ std::string text_report(const RunOptions& options, const Call& call, const RunRe
 
 std::string json_report(const RunOptions& options, const Call& call, const RunReport& report) {
   const std::int64_t num_tokens = call.arguments.x.shape[0];
-  return json_text({{"schema", kPlanSchema},
-                    {"plan", Json::parse(call.setup.plan.to_json(num_tokens))},
-                    {"tokens", num_tokens},
-                    {"threads", call.setup.runtime.num_threads()},
-                    {"routed_by", report.routed_by},
-                    {"time_us", {{"first", report.first_us}, {"second", report.second_us}}},
-                    {"check", report.check ? report_json(*report.check) : Json(nullptr)},
-                    {"output", options.output}});
+  const std::optional<Routing>& routing = call.setup.plan.problem().routing;
+  return json_text(
+      {{"schema", kPlanSchema},
+       {"plan", Json::parse(call.setup.plan.to_json(num_tokens))},
+       {"tokens", num_tokens},
+       {"threads", call.setup.runtime.num_threads()},
+       {"inferred", report.inferred},
+       {"routed_by", report.routed_by},
+       {"routing", routing ? routing_json(*routing) : Json(nullptr)},
+       {"time_us", {{"first", report.first_us}, {"second", report.second_us}}},
+       {"check", report.check ? report_json(*report.check, num_tokens) : Json(nullptr)},
+       {"output", options.output}});
 }
 
 /// Fills problem and arguments with the routing that the input and the checkpoint ask for.
@@ -237,6 +248,7 @@ Result<ExitCode> run_verb(Console& console, const RunOptions& options) {
   const Call call{std::move(setup), arguments, std::move(out)};
 
   RunReport report;
+  report.inferred = subject.layer->inferred;
   report.routed_by = routed_by(file);
   MOEKIT_RETURN_IF_ERROR(run_layer(call, report));
   if (options.check) {

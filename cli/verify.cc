@@ -35,7 +35,8 @@ using Json = nlohmann::ordered_json;
 /// One check that was made: what reproduces it, and what came out.
 struct Checked {
   std::string command;  // reproduces the check
-  Status error{};       // not ok: it could not be made
+  std::int64_t num_tokens = 0;
+  Status error{};  // not ok: it could not be made
   VerifyReport report{};
 
   [[nodiscard]] bool passed() const noexcept { return error.ok() && report.passed; }
@@ -60,7 +61,7 @@ Checked check_case(const VerifyOptions& options,
                    const Runtime& runtime,
                    const VerifyCase& verify_case,
                    const DeviceDescriptor& device) {
-  Checked checked{case_command(options, verify_case)};
+  Checked checked{case_command(options, verify_case), verify_case.num_tokens};
   Result<VerifyReport> report = run_verify_case(runtime, verify_case, device);
   if (report) {
     checked.report = std::move(*report);
@@ -200,6 +201,7 @@ Result<std::vector<Checked>> check_subject(Console& console, const VerifyOptions
   for (const std::int64_t num_tokens : tokens) {
     Checked checked;
     if (subject.layer) {
+      checked.num_tokens = num_tokens;
       checked.command =
           fmt::format("{} --tokens {} --seed {}", options.command_line, num_tokens, options.seed);
       MOEKIT_ASSIGN_OR_RETURN(checked.report,
@@ -216,7 +218,8 @@ Result<std::vector<Checked>> check_subject(Console& console, const VerifyOptions
       MOEKIT_RETURN_IF_ERROR(checked.error);
     }
     if (!options.layer.json) {
-      console.report(fmt::format("{} tokens\n{}", num_tokens, report_text(checked.report)));
+      console.report(
+          fmt::format("{} tokens\n{}", num_tokens, report_text(checked.report, num_tokens)));
       if (!checked.passed()) {
         console.report(fmt::format("FAILED  {}\n        {}\n", checked.command, checked.failure()));
       }
@@ -233,8 +236,9 @@ Result<std::vector<Checked>> check_one_line(Console& console, const VerifyOption
   Checked checked = check_case(options, runtime, verify_case, device);
   MOEKIT_RETURN_IF_ERROR(checked.error);
   if (!options.layer.json) {
-    console.report(fmt::format(
-        "case       {}\n{}", verify_case_line(verify_case), report_text(checked.report)));
+    console.report(fmt::format("case       {}\n{}",
+                               verify_case_line(verify_case),
+                               report_text(checked.report, checked.num_tokens)));
   }
   return std::vector<Checked>{std::move(checked)};
 }
@@ -285,7 +289,8 @@ std::string summary(const std::vector<Checked>& results, double seconds, bool js
   for (const Checked& checked : results) {
     Json row{{"command", checked.command}, {"passed", checked.passed()}};
     row["error"] = checked.error.ok() ? Json(nullptr) : Json(checked.error.to_string());
-    row["report"] = checked.error.ok() ? report_json(checked.report) : Json(nullptr);
+    row["report"] =
+        checked.error.ok() ? report_json(checked.report, checked.num_tokens) : Json(nullptr);
     rows.push_back(std::move(row));
   }
   return json_text({{"schema", kPlanSchema},

@@ -265,6 +265,49 @@ TEST(CliVerify, JsonCountsChecksAndReportsBounds) {
   EXPECT_EQ(report.at("outputs_out_of_bound"), 0);
 }
 
+TEST(CliVerify, SaysHowManyTokensOfHowManyWereChecked) {
+  const std::vector<std::string> arguments = with_shape("verify", {"--tokens", "100"});
+  const CliResult text = run_cli(arguments);
+  ASSERT_EQ(text.exit_code, 0) << text.out << text.err;
+  EXPECT_NE(text.out.find("64 of 100 tokens checked"), std::string::npos) << text.out;
+  const CliResult json = run_cli(with_shape("verify", {"--tokens", "100", "--json"}));
+  const Json report = json.json().at("results").at(0).at("report");
+  EXPECT_EQ(report.at("tokens_checked"), 64);
+  EXPECT_EQ(report.at("tokens"), 100);
+}
+
+TEST(CliRun, SaysWhatWasInferredHowItRoutedAndWhatWasChecked) {
+  const std::string checkpoint = folder("deepseek_v3_bf16");
+  const Json layer = run_cli({"inspect", checkpoint, "--json"}).json().at("layers").at(0);
+  std::vector<std::string> arguments{"run",
+                                     "--checkpoint",
+                                     checkpoint,
+                                     "--layer",
+                                     std::to_string(layer.at("layer").get<int>()),
+                                     "--input",
+                                     checkpoint + "/input.safetensors",
+                                     "--output",
+                                     (scratch_folder() / "facts.safetensors").string(),
+                                     "--check"};
+  const CliResult text = run_cli(arguments);
+  ASSERT_EQ(text.exit_code, 0) << text.out << text.err;
+  ASSERT_GT(layer.at("inferred").size(), 3U);
+  for (const Json& fact : layer.at("inferred")) {
+    EXPECT_NE(text.out.find(fact.get<std::string>()), std::string::npos) << fact;
+  }
+  EXPECT_NE(text.out.find("groups 2 of 4, renormalize="), std::string::npos) << text.out;
+  arguments.emplace_back("--json");
+  const CliResult result = run_cli(arguments);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const Json json = result.json();
+  EXPECT_EQ(json.at("inferred"), layer.at("inferred"));
+  EXPECT_EQ(json.at("routing"), layer.at("routing"));
+  EXPECT_EQ(json.at("check").at("tokens"), json.at("tokens"));
+  EXPECT_NE(
+      text.out.find(" of " + std::to_string(json.at("tokens").get<int>()) + " tokens checked"),
+      std::string::npos);
+}
+
 TEST(CliVerify, ChecksTheWeightsOfACheckpoint) {
   const CliResult result = run_cli({"verify",
                                     "--checkpoint",
