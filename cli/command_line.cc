@@ -5,6 +5,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -150,6 +151,18 @@ void add_layer_options(CLI::App& app,
 
 constexpr const char* kJsonHelp = "report as JSON";
 
+/// CLI11 reads 010 as octal and wraps a negative number into an unsigned one.
+CLI::Validator natural_number() {
+  return {[](std::string& text) {
+            const bool digits =
+                !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+            return digits && (text == "0" || text.front() != '0')
+                       ? std::string()
+                       : fmt::format("{} is no decimal number from 0", text);
+          },
+          ""};
+}
+
 /// A list of token counts; the last mention counts, so that a reproducing line can append its own.
 void add_token_list(CLI::App& app, std::string& tokens, const std::string& help) {
   app.add_option("--tokens", tokens, help)
@@ -160,6 +173,7 @@ void add_token_list(CLI::App& app, std::string& tokens, const std::string& help)
 void add_seed(CLI::App& app, std::uint64_t& seed) {
   app.add_option("--seed", seed, "of random weights and inputs (default 1)")
       ->option_text("N")
+      ->check(natural_number())
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 }
 
@@ -202,7 +216,8 @@ void describe(CLI::App& verb, PlanOptions& options) {
   verb.description("Show how a layer runs: kernels, workspace, refusals");
   add_layer_options(verb, {kCheckpoint, kShape, kSemantics, kExecution, kReport}, options.layer);
   verb.add_option("--tokens", options.tokens, "capacity, and the token count to explain")
-      ->option_text("M");
+      ->option_text("M")
+      ->check(natural_number());
   verb.add_flag("--matrix", options.matrix, "recipes, devices, activations: status or refusal");
 }
 
@@ -291,6 +306,14 @@ Status check_verb(const CLI::App& app, int argc, char** argv) {
   const std::string given = argc > 1 ? argv[1] : "";
   if (given.empty()) {
     return invalid_argument(fmt::format("no verb, expected one of {}", fmt::join(names, ", ")));
+  }
+  constexpr std::array<std::string_view, 3> kWithoutVerb{"--version", "--help", "-h"};
+  if (given.front() == '-' &&
+      std::find(kWithoutVerb.begin(), kWithoutVerb.end(), given) == kWithoutVerb.end()) {
+    return invalid_argument(
+        fmt::format("{}: unknown option before the verb, expected one of {} or a verb",
+                    given,
+                    fmt::join(kWithoutVerb, ", ")));
   }
   if (given.front() != '-' && std::find(names.begin(), names.end(), given) == names.end()) {
     return invalid_argument(

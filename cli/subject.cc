@@ -97,6 +97,12 @@ Status apply_semantics(const LayerOptions& options, Problem& problem) {
     problem.activation = Activation{};  // parameters of another kind would be errors
   }
   MOEKIT_RETURN_IF_ERROR(apply_words(options, problem));
+  if (options.row_order && problem.row_order != RowOrder::kGateUp &&
+      !activation_is_gated(problem.activation.kind)) {
+    return invalid_argument(fmt::format("--row-order {}: {} has no gate rows to order",
+                                        *options.row_order,
+                                        activation_name(problem.activation.kind)));
+  }
   apply_value(options.limit, problem.activation.limit);
   apply_value(options.alpha, problem.activation.alpha);
   apply_value(options.beta, problem.activation.beta);
