@@ -4,6 +4,7 @@
 #include "base/cpu_info.h"
 #include "base/named.h"
 #include "base/text.h"
+#include "plan/validate_device.h"
 
 namespace moekit {
 namespace {
@@ -130,4 +131,28 @@ Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
                               " (a CPU takes :portable, :avx2 or :avx512)"));
 }
 
+namespace plan {
+
+Status validate_device(const DeviceDescriptor& device) {
+  constexpr std::int64_t kMostThreads = 1024;  // as the thread pool has them
+  constexpr std::int64_t kMostSms = 1 << 16;
+  if (!arch_from_name(arch_name(device.arch)).has_value() ||
+      !isa_from_name(isa_name(device.isa)).has_value()) {
+    return invalid_argument(cat("device: arch ",
+                                static_cast<int>(device.arch),
+                                " or isa ",
+                                static_cast<int>(device.isa),
+                                " is not an enumerator"));
+  }
+  if (device.arch == Arch::kCpu && (device.num_threads < 1 || device.num_threads > kMostThreads)) {
+    return invalid_argument(
+        cat("device: num_threads ", device.num_threads, ", expected 1..", kMostThreads));
+  }
+  if (device.arch != Arch::kCpu && (device.num_sms < 1 || device.num_sms > kMostSms)) {
+    return invalid_argument(cat("device: num_sms ", device.num_sms, ", expected 1..", kMostSms));
+  }
+  return {};
+}
+
+}  // namespace plan
 }  // namespace moekit

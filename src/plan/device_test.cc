@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/validate_device.h"
+
 namespace moekit {
 namespace {
 
@@ -39,6 +41,24 @@ TEST(DeviceFromName, UnknownNamesListTheKnown) {
     EXPECT_EQ(device.status().code(), StatusCode::kInvalidArgument);
   }
   EXPECT_NE(device_from_name("gpu").status().message().find("sm_90a"), std::string_view::npos);
+}
+
+TEST(ValidateDevice, RangesThatSizesComeFrom) {
+  EXPECT_TRUE(plan::validate_device(host_cpu()).ok());
+  EXPECT_TRUE(plan::validate_device(*device_from_name("sm_90a")).ok());
+  DeviceDescriptor device = host_cpu();
+  for (const std::int64_t threads :
+       {std::int64_t{0}, std::int64_t{-7}, std::int64_t{1025}, std::int64_t{1} << 40}) {
+    device.num_threads = threads;
+    EXPECT_EQ(plan::validate_device(device).code(), StatusCode::kInvalidArgument) << threads;
+  }
+  device = host_cpu();
+  device.isa = static_cast<Isa>(77);
+  EXPECT_EQ(plan::validate_device(device).message(),
+            "device: arch 0 or isa 77 is not an enumerator");
+  device = *device_from_name("sm_90a");
+  device.num_sms = 0;
+  EXPECT_EQ(plan::validate_device(device).message(), "device: num_sms 0, expected 1..65536");
 }
 
 }  // namespace

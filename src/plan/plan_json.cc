@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "plan/names.h"
+#include "plan/plan_json.h"
 
 namespace moekit {
 namespace {
@@ -382,7 +383,9 @@ std::string Plan::to_json(std::int64_t num_tokens) const {
   return json.dump(2);
 }
 
-Result<Plan> Plan::from_json(std::string_view json_text) noexcept {
+namespace plan {
+
+Result<Plan> read_plan_json(std::string_view json_text) {
   const Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object()) {
     return invalid_argument("plan is not a JSON object");
@@ -405,4 +408,5 @@ Result<Plan> Plan::from_json(std::string_view json_text) noexcept {
   }
 }
 
+}  // namespace plan
 }  // namespace moekit

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "base/named.h"
 #include "base/text.h"
@@ -147,6 +148,27 @@ Status check_activation(const Activation& activation) {
   return {};
 }
 
+// An enumerator that a cast made up has no name.
+Status check_enumerators(const Problem& problem) {
+  const std::pair<std::string_view, bool> checks[] = {
+      {"recipe", recipe_info(problem.recipe).recipe == problem.recipe},
+      {"activation kind",
+       activation_from_name(activation_name(problem.activation.kind)) == problem.activation.kind},
+      {"row_order", row_order_from_name(row_order_name(problem.row_order)).has_value()},
+      {"combine_order",
+       combine_order_from_name(combine_order_name(problem.combine_order)).has_value()},
+      {"routed_scaling_place",
+       scaling_place_from_name(scaling_place_name(problem.routed_scaling_place)).has_value()},
+      {"shared", shared_input_from_name(shared_input_name(problem.shared)).has_value()},
+  };
+  for (const auto& [name, known] : checks) {
+    if (!known) {
+      return invalid_argument(cat(name, " is not an enumerator"));
+    }
+  }
+  return {};
+}
+
 Status check_semantics(const Problem& problem) {
   if (problem.io_dtype != DType::kBf16 && problem.io_dtype != DType::kF16 &&
       problem.io_dtype != DType::kF32) {
@@ -213,6 +235,7 @@ std::optional<SharedInput> shared_input_from_name(std::string_view name) noexcep
 }
 
 Status validate_problem(const Problem& problem) noexcept {
+  MOEKIT_RETURN_IF_ERROR(check_enumerators(problem));
   MOEKIT_RETURN_IF_ERROR(check_counts(problem));
   MOEKIT_RETURN_IF_ERROR(check_extent("hidden_size", problem.hidden_size));
   MOEKIT_RETURN_IF_ERROR(check_extent("intermediate_size", problem.intermediate_size));

@@ -158,6 +158,8 @@ TEST(ValidateRouting, GroupsAndRanges) {
             "routing top_k 8 exceeds the 4 experts of 1 groups");
   routing.num_groups = 7;
   EXPECT_EQ(validate_routing(routing).code(), StatusCode::kInvalidArgument);
+  routing.scoring = static_cast<Scoring>(9);
+  EXPECT_EQ(validate_routing(routing).message(), "routing scoring is not an enumerator");
   routing = Routing{};
   routing.num_experts = 1025;
   routing.top_k = 1;

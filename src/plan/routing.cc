@@ -51,6 +51,9 @@ std::optional<Scoring> scoring_from_name(std::string_view name) noexcept {
 }
 
 Status validate_routing(const Routing& routing) noexcept {
+  if (!scoring_from_name(scoring_name(routing.scoring)).has_value()) {
+    return invalid_argument("routing scoring is not an enumerator");
+  }
   if (routing.num_experts < 1) {
     return invalid_argument(
         cat("routing num_experts ", routing.num_experts, ", expected at least 1"));

@@ -104,6 +104,12 @@ Status check_routes(const Problem& problem, const RunArguments& arguments, std::
     return check_matrix(arguments.router_logits,
                         {"router_logits", tokens, num_router_experts(problem)});
   }
+  if (arguments.router_logits.data != nullptr || arguments.correction_bias != nullptr) {
+    return invalid_argument("router_logits or correction_bias given, but the problem has no routing");
+  }
+  if (arguments.topk_ids.rank == 0) {
+    return invalid_argument("topk_ids are missing, and the problem has no routing");
+  }
   const DType id_dtype = arguments.topk_ids.dtype;
   if (id_dtype != DType::kI32 && id_dtype != DType::kI64) {
     return invalid_argument(
@@ -185,7 +191,24 @@ Status check_aliasing(const RunArguments& arguments, std::span<std::byte> worksp
   return overlap(out, scratch) ? invalid_argument("out overlaps workspace") : Status();
 }
 
+// A plan may be made for any CPU; running AVX-512 bodies where there are none would be a fault.
+Status check_host(const Plan& plan, Isa host) {
+  if (plan->device.arch == Arch::kCpu && plan->device.isa > host) {
+    return unsupported(cat("plan is for cpu:",
+                           isa_name(plan->device.isa),
+                           ", this machine offers ",
+                           isa_name(host),
+                           "; nearest: cpu:",
+                           isa_name(host)));
+  }
+  return {};
+}
+
 Status check_workspace(const Plan& plan, std::span<std::byte> workspace) {
+  if (workspace.data() == nullptr && plan.workspace_bytes() != 0) {
+    return invalid_argument(
+        cat("workspace is null, the plan needs ", plan.workspace_bytes(), " bytes"));
+  }
   const auto have = static_cast<std::int64_t>(workspace.size());
   if (have < plan.workspace_bytes()) {
     return invalid_argument(
@@ -287,6 +310,7 @@ Result<Binding> bind(const Runtime& runtime,
       return invalid_argument(
           cat("x has ", tokens, " tokens, the plan's capacity is ", problem.num_tokens));
     }
+    MOEKIT_RETURN_IF_ERROR(check_host(plan, runtime.state()->host_isa));
     MOEKIT_RETURN_IF_ERROR(check_experts(plan, experts));
     MOEKIT_RETURN_IF_ERROR(check_tensors(problem, arguments, tokens));
     if (plan->device.arch == Arch::kCpu) {

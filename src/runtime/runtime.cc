@@ -9,6 +9,8 @@
 #include "base/text.h"
 #include "cpu/execute.h"
 #include "kernels/catalog.h"
+#include "plan/plan_json.h"
+#include "plan/validate_device.h"
 #include "runtime/state.h"
 
 namespace moekit {
@@ -37,6 +39,7 @@ Result<Runtime> Runtime::create(const RuntimeOptions& options) noexcept {
       threads = base::detect_cpu().threads;
     }
     MOEKIT_ASSIGN_OR_RETURN(state->pool, base::ThreadPool::create(threads));
+    state->host_isa = host_cpu().isa;
     return Runtime(std::move(state));
   });
 }
@@ -58,7 +61,25 @@ Result<Plan> make_plan(const Problem& problem,
                        const PlanOverrides& overrides) noexcept {
   return base::at_border([&]() -> Result<Plan> {
     MOEKIT_RETURN_IF_ERROR(validate_problem(problem));
+    MOEKIT_RETURN_IF_ERROR(plan::validate_device(device));
     return plan::choose(problem, device, overrides, kernels::catalog());
+  });
+}
+
+Result<Plan> Plan::from_json(std::string_view json_text) noexcept {
+  return base::at_border([&]() -> Result<Plan> {
+    MOEKIT_ASSIGN_OR_RETURN(const Plan read, plan::read_plan_json(json_text));
+    MOEKIT_ASSIGN_OR_RETURN(Plan planned,
+                            make_plan(read->problem, read->device, read->overrides));
+    if (!(read == planned)) {
+      return invalid_argument(
+          base::cat("plan JSON differs from what this library plans for its problem (workspace ",
+                    read.workspace_bytes(),
+                    " bytes, planned ",
+                    planned.workspace_bytes(),
+                    "): made by another version, or edited"));
+    }
+    return planned;
   });
 }
 

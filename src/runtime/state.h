@@ -22,6 +22,7 @@ struct Runtime::State {
   RuntimeOptions options{};
   std::unique_ptr<base::ThreadPool> pool{};
   base::Log log{};
+  Isa host_isa = Isa::kPortable;  // asked once, so that bind need not
   std::mutex cuda_mutex{};  // guards the making of `cuda`
   std::unique_ptr<CudaRuntime> cuda{};
 
