@@ -165,9 +165,9 @@ class Plan {
   /// `num_tokens`.
   [[nodiscard]] std::string to_json(std::int64_t num_tokens) const;
 
-  /// Reads to_json back; equal to the plan it came from. The text's problem, device and overrides are
-  /// planned again, and a text that says anything else than the outcome is refused: a plan decides how
-  /// much memory kernels write.
+  /// Reads to_json back; equal to the plan it came from. The text's problem, device and overrides
+  /// are planned again, and a text that says anything else than the outcome is refused: a plan
+  /// decides how much memory kernels write.
   ///
   /// Errors  kInvalidArgument  not a plan's JSON, or not what this library plans
   ///         kUnsupported      another schema

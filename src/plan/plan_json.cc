@@ -4,6 +4,8 @@
 // writes and one reads, side by side, so that a field added to one is missed in the other at a
 // glance.
 
+#include "plan/plan_json.h"
+
 #include <exception>
 
 #include <nlohmann/json.hpp>
@@ -12,7 +14,6 @@
 
 #include "base/text.h"
 #include "plan/names.h"
-#include "plan/plan_json.h"
 
 namespace moekit {
 namespace {

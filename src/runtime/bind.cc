@@ -105,7 +105,8 @@ Status check_routes(const Problem& problem, const RunArguments& arguments, std::
                         {"router_logits", tokens, num_router_experts(problem)});
   }
   if (arguments.router_logits.data != nullptr || arguments.correction_bias != nullptr) {
-    return invalid_argument("router_logits or correction_bias given, but the problem has no routing");
+    return invalid_argument(
+        "router_logits or correction_bias given, but the problem has no routing");
   }
   if (arguments.topk_ids.rank == 0) {
     return invalid_argument("topk_ids are missing, and the problem has no routing");

@@ -173,6 +173,17 @@ const std::vector<BadCall> kBadCalls = {
     {"workspace short",
      [](Call& c) { c.workspace_span = c.workspace_span.first(c.workspace_span.size() - 1); },
      "the plan needs"},
+    {"workspace null",
+     [](Call& c) {
+       c.workspace_span = {static_cast<std::byte*>(nullptr), c.workspace_span.size()};
+     },
+     "workspace is null"},
+    {"logits unasked",
+     [](Call& c) {
+       c.arguments.router_logits = matrix_view(std::as_const(c.weights).data(), DType::kF32, 3, 2);
+     },
+     "router_logits or correction_bias given"},
+    {"ids missing", [](Call& c) { c.arguments.topk_ids = {}; }, "topk_ids are missing"},
     {"workspace unaligned",
      [](Call& c) {
        c.workspace_span = {c.workspace_span.data() + 16, c.workspace_span.size()};
@@ -216,6 +227,43 @@ TEST(Bind, EveryMistakeIsNamedWithItsValues) {
     EXPECT_NE(binding.status().message().find(bad.expected_text), std::string_view::npos)
         << bad.what << ": " << binding.status().to_string();
   }
+}
+
+TEST(Bind, RefusesAnInstructionSetThatThisMachineLacks) {
+  const Isa host = host_cpu().isa;
+  Call call;
+  int refused = 0;
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    DeviceDescriptor device = host_cpu();
+    device.isa = isa;
+    call.plan = *make_plan(small_problem(), device);  // planning needs no such machine
+    AlignedBytes workspace(call.plan.workspace_bytes());
+    call.workspace_span = workspace.span();
+    const Result<Binding> binding = call.bound();
+    EXPECT_EQ(binding.has_value(), isa <= host) << binding.status().to_string();
+    if (!binding.has_value()) {
+      EXPECT_EQ(binding.status().code(), StatusCode::kUnsupported);
+      EXPECT_NE(binding.status().message().find(isa_name(host)), std::string_view::npos);
+      ++refused;
+    }
+  }
+  EXPECT_EQ(refused, static_cast<int>(Isa::kAvx512) - static_cast<int>(host));
+}
+
+TEST(PlanJson, AnEditedPlanIsRefused) {
+  const Plan plan = *make_plan(small_problem(), host_cpu());
+  const std::string json = plan.to_json(1);
+  ASSERT_TRUE(Plan::from_json(json).has_value());
+  EXPECT_TRUE(*Plan::from_json(json) == plan);
+  std::string edited = json;
+  const std::string key = "\"workspace_bytes\": ";
+  const std::size_t at = edited.find(key) + key.size();
+  edited.replace(at, edited.find(',', at) - at, "256");
+  const Result<Plan> read = Plan::from_json(edited);
+  ASSERT_FALSE(read.has_value());
+  EXPECT_EQ(read.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(read.status().message().find("differs from what this library plans"),
+            std::string_view::npos);
 }
 
 TEST(Bind, ExpertMapMustBeABijectionOntoTheLocals) {

@@ -69,8 +69,7 @@ Result<Plan> make_plan(const Problem& problem,
 Result<Plan> Plan::from_json(std::string_view json_text) noexcept {
   return base::at_border([&]() -> Result<Plan> {
     MOEKIT_ASSIGN_OR_RETURN(const Plan read, plan::read_plan_json(json_text));
-    MOEKIT_ASSIGN_OR_RETURN(Plan planned,
-                            make_plan(read->problem, read->device, read->overrides));
+    MOEKIT_ASSIGN_OR_RETURN(Plan planned, make_plan(read->problem, read->device, read->overrides));
     if (!(read == planned)) {
       return invalid_argument(
           base::cat("plan JSON differs from what this library plans for its problem (workspace ",
