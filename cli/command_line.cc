@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -36,9 +37,26 @@ struct OptionRow {
   CLI::Option* (*add)(CLI::App&, const OptionRow&, LayerOptions&);
 };
 
+/// CLI11 reads 010 as octal and wraps a negative number into an unsigned one.
+CLI::Validator natural_number() {
+  return {[](std::string& text) {
+            const bool digits =
+                !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+            return digits && (text == "0" || text.front() != '0')
+                       ? std::string()
+                       : fmt::format("{} is no decimal number from 0", text);
+          },
+          ""};
+}
+
 template <auto Member>
 CLI::Option* value_of(CLI::App& app, const OptionRow& row, LayerOptions& options) {
-  return app.add_option(row.name, options.*Member, row.help)->option_text(row.value);
+  CLI::Option* option = app.add_option(row.name, options.*Member, row.help)->option_text(row.value);
+  if constexpr (std::is_integral_v<
+                    typename std::remove_cvref_t<decltype(options.*Member)>::value_type>) {
+    option->check(natural_number());
+  }
+  return option;
 }
 
 template <auto Member>
@@ -150,18 +168,6 @@ void add_layer_options(CLI::App& app,
 }
 
 constexpr const char* kJsonHelp = "report as JSON";
-
-/// CLI11 reads 010 as octal and wraps a negative number into an unsigned one.
-CLI::Validator natural_number() {
-  return {[](std::string& text) {
-            const bool digits =
-                !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-            return digits && (text == "0" || text.front() != '0')
-                       ? std::string()
-                       : fmt::format("{} is no decimal number from 0", text);
-          },
-          ""};
-}
 
 /// A list of token counts; the last mention counts, so that a reproducing line can append its own.
 void add_token_list(CLI::App& app, std::string& tokens, const std::string& help) {

@@ -11,6 +11,7 @@
 
 #include "cli/options.h"
 #include "cli/reports.h"
+#include "cli/subject.h"
 #include "cli/verbs.h"
 
 namespace moekit::cli {
@@ -94,7 +95,7 @@ std::string layer_text(const CheckpointLayer& layer) {
 }  // namespace
 
 Result<ExitCode> inspect_verb(Console& console, const InspectOptions& options) {
-  MOEKIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(options.checkpoint));
+  MOEKIT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_checkpoint(options.checkpoint));
   const CheckpointSummary& summary = checkpoint.summary();
   std::optional<std::int64_t> wanted = options.layer;
   if (!wanted && !summary.moe_layers.empty()) {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -160,13 +162,13 @@ Result<Problem> problem_of_shape(const LayerOptions& options) {
   return problem;
 }
 
-Status open_checkpoint(const LayerOptions& options, Subject& subject) {
-  MOEKIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(*options.checkpoint));
+Status open_layer(const LayerOptions& options, Subject& subject) {
+  MOEKIT_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_checkpoint(*options.checkpoint));
   MOEKIT_ASSIGN_OR_RETURN(const std::int64_t layer_id,
                           pick_layer(checkpoint.summary(), options.layer));
   MOEKIT_ASSIGN_OR_RETURN(CheckpointLayer layer, checkpoint.layer(layer_id));
   subject.problem = layer.problem;
-  subject.label = *options.checkpoint;
+  subject.label = checkpoint.summary().path;
   subject.checkpoint = std::move(checkpoint);
   subject.layer = std::move(layer);
   return {};
@@ -194,6 +196,14 @@ Result<DeviceDescriptor> cuda_device(std::string_view name) {
 }
 
 }  // namespace
+
+Result<Checkpoint> open_checkpoint(std::string path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    path.erase(std::max<std::size_t>(path.find_last_not_of('/') + 1, 1));
+  }
+  return Checkpoint::open(path);
+}
 
 Result<std::int64_t> pick_layer(const CheckpointSummary& summary,
                                 const std::optional<std::int64_t>& layer) {
@@ -284,7 +294,7 @@ Result<Subject> resolve_subject(const LayerOptions& options) {
   MOEKIT_ASSIGN_OR_RETURN(subject.device, resolve_device(options));
   MOEKIT_ASSIGN_OR_RETURN(subject.overrides, parse_pins(options.pins));
   if (options.checkpoint) {
-    MOEKIT_RETURN_IF_ERROR(open_checkpoint(options, subject));
+    MOEKIT_RETURN_IF_ERROR(open_layer(options, subject));
   } else if (options.preset) {
     MOEKIT_ASSIGN_OR_RETURN(subject.problem, preset_problem(*options.preset));
     subject.label = *options.preset;

@@ -32,6 +32,10 @@ struct Subject {
 ///         those of Checkpoint::open and Checkpoint::layer
 [[nodiscard]] Result<Subject> resolve_subject(const LayerOptions& options);
 
+/// Checkpoint::open; of a folder the slashes at the end go, so that every message names
+/// `folder/file`.
+[[nodiscard]] Result<Checkpoint> open_checkpoint(std::string path);
+
 /// The layer that --layer names, or the only MoE layer there is.
 [[nodiscard]] Result<std::int64_t> pick_layer(const CheckpointSummary& summary,
                                               const std::optional<std::int64_t>& layer);

@@ -72,6 +72,16 @@ TEST(CliInspect, SaysWhatWasInferredAndIgnored) {
   EXPECT_NE(text.out.find("from"), std::string::npos) << "each fact names its source";
 }
 
+TEST(CliInspect, NamesAFolderWithoutTheSlashesAtItsEnd) {
+  const CliResult result = run_cli({"inspect", folder("deepseek_v3_bf16") + "//", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.json().at("path"), folder("deepseek_v3_bf16"));
+  const CliResult empty = run_cli({"inspect", scratch_folder().string() + "/"});
+  EXPECT_EQ(empty.exit_code, 2);
+  EXPECT_EQ(empty.err.find("//"), std::string::npos) << empty.err;
+  EXPECT_EQ(empty.err.find("/ "), std::string::npos) << empty.err;
+}
+
 TEST(CliPlan, JsonHasTheSpecifiedFields) {
   const CliResult result = run_cli(with_shape("plan", {"--tokens", "33", "--json"}));
   ASSERT_EQ(result.exit_code, 0) << result.err;
