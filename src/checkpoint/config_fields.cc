@@ -134,6 +134,36 @@ MaybeFact<std::string> ConfigFields::first_text(std::string_view name) {
                            cat(file_, " ", located.path)};
 }
 
+std::vector<std::string> ConfigFields::texts(std::string_view name) {
+  const Located located = locate({name});
+  std::vector<std::string> found;
+  if (located.value == nullptr) {
+    return found;
+  }
+  if (!located.value->is_array()) {
+    refuse(located, "an array of strings");
+    return found;
+  }
+  for (const json& element : *located.value) {
+    if (!element.is_string()) {
+      refuse(located, "an array of strings");
+      return found;
+    }
+    found.push_back(element.get<std::string>());
+  }
+  return found;
+}
+
+std::vector<std::string> ConfigFields::keys(std::string_view path) const {
+  std::vector<std::string> names;
+  if (const json* value = at_path(path); value != nullptr && value->is_object()) {
+    for (const auto& [key, inner] : value->items()) {
+      names.push_back(key);
+    }
+  }
+  return names;
+}
+
 bool ConfigFields::has_object(std::string_view path) const {
   const json* value = at_path(path);
   return value != nullptr && value->is_object();

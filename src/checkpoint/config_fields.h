@@ -37,6 +37,12 @@ class ConfigFields {
   /// First element of an array of strings.
   [[nodiscard]] MaybeFact<std::string> first_text(std::string_view name);
 
+  /// An array of strings; empty when absent.
+  [[nodiscard]] std::vector<std::string> texts(std::string_view name);
+
+  /// Keys of the object at `path`, which counts as read only where its fields are.
+  [[nodiscard]] std::vector<std::string> keys(std::string_view path) const;
+
   [[nodiscard]] bool has_object(std::string_view path) const;
 
   [[nodiscard]] const Status& status() const { return status_; }

@@ -136,10 +136,8 @@ TEST_F(Folder, unknown_fields_and_python_literals_are_ignored_and_listed) {
   ASSERT_TRUE(opened.has_value()) << opened.status().to_string();
   EXPECT_EQ(opened->summary().quantization, "mxfp4");
   EXPECT_EQ(opened->summary().ignored_fields,
-            (std::vector<std::string>{"config.json bad\\x0aname",
-                                      "config.json quantization_config.modules_to_not_convert",
-                                      "config.json rope",
-                                      "config.json time_step_limit"}));
+            (std::vector<std::string>{
+                "config.json bad\\x0aname", "config.json rope", "config.json time_step_limit"}));
 }
 
 TEST_F(Folder, numbers_that_are_not_finite_or_not_numbers_are_refused) {

@@ -9,6 +9,7 @@
 #include "checkpoint/layer_routing.h"
 #include "checkpoint/layer_weights.h"
 #include "checkpoint/model_facts.h"
+#include "checkpoint/quantization_claims.h"
 #include "checkpoint/state.h"
 
 namespace moekit::checkpoint {
@@ -236,6 +237,9 @@ Result<CheckpointLayer> read_layer(const Checkpoint::State& state, std::int64_t 
   layer.scheme = std::string(weights->scheme);
   layer.prefix = weights->prefix;
   Status status = check_sizes(state.config, *weights);
+  if (status.ok()) {
+    status = check_quantization(state.config, *weights);
+  }
   if (status.ok()) {
     status = fill_problem(state, *weights, layer);
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers composed in memory: every naming scheme, and every way a layer can contradict itself.
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,13 +18,15 @@ using Tensors = std::vector<ComposedTensor>;
 
 /// A file of zeros with its configuration, open.
 struct Composed {
-  explicit Composed(const Tensors& tensors, const std::string& config = "")
+  explicit Composed(const Tensors& tensors,
+                    const std::string& config = "",
+                    const std::optional<std::string>& hf_quant_config = std::nullopt)
       : file(compose_zeros(tensors)) {
     Status status = add_tensors({.name = "f", .bytes = as_bytes(file)}, nullptr, state);
     EXPECT_TRUE(status.ok()) << status.to_string();
     find_modules(state);
     if (!config.empty()) {
-      Result<ModelConfig> read = read_model_config(config, std::nullopt);
+      Result<ModelConfig> read = read_model_config(config, hf_quant_config);
       EXPECT_TRUE(read.has_value()) << read.status().to_string();
       adopt_config(std::move(*read), state);
     }
@@ -178,6 +181,52 @@ TEST(Layer, quantisations_without_a_format_name_the_nearest) {
   Tensors half = plain(1);
   find(half, "up_proj.weight")->dtype = "F16";
   expect_refused(Composed(half), kUnsupported, "has dtype f16");
+}
+
+TEST(Layer, quantisations_that_contradict_packed_experts) {
+  const Composed nvfp4(packed("weight", "F8_E4M3", 16, "weight_scale_2"));
+  ASSERT_TRUE(nvfp4.layer().has_value());
+  const std::string tensors_say = "are nvfp4 with groups of 16 in the tensors (modelopt_nvfp4), ";
+  const std::vector<std::pair<std::string, std::string>> refused{
+      {R"("quant_algo":"FP8")", "'FP8' in "},
+      {R"("quant_algo":"NVFP4","group_size":32)", "group size 32 in "},
+      {R"("quant_algo":"W4A16_AWQ")", "'W4A16_AWQ' in "},
+      {R"("quant_method":"awq")", "'awq' in "},
+      {R"("quant_method":"mxfp4")", "'mxfp4' in "},
+      {R"("format":"float-quantized")", "'float-quantized' in "},
+      {R"("quant_algo":"FP8","ignore":["lm_head","model.layers.1.mlp.shared_experts*"])", "'FP8'"},
+      {R"("quant_algo":"FP8","ignore":["model.layers.10*","re:.*shared_experts.*"])", "'FP8'"},
+      {R"("config_groups":{"group_0":{"weights":{"group_size":128}}})", "group size 128 in "},
+  };
+  const std::vector<std::string> accepted{
+      R"("quant_algo":"NVFP4","group_size":16)",
+      R"("quant_algo":"W4A16_NVFP4","group_size":null)",
+      R"("quant_algo":"MIXED_PRECISION")",
+      R"("quant_method":"fp8","modules_to_not_convert":["mlp.experts"])",
+      R"("quant_algo":"FP8","exclude_modules":["model.layers.1*"])",
+      R"("quant_algo":"FP8","ignore":["re:.*mlp.experts.*"])",
+      R"("quant_algo":"FP8","quantized_layers":{"model.layers.1.mlp":{"quant_algo":"NVFP4"}})",
+      R"("config_groups":{"a":{"weights":{"group_size":128}},"b":{"weights":{"group_size":16}}})",
+  };
+  const Tensors tensors = packed("weight", "F8_E4M3", 16, "weight_scale_2");
+  const auto config_json = [](const std::string& fields) {
+    return R"({"quantization_config":{)" + fields + "}}";
+  };
+  const auto hf_quant_config = [](const std::string& fields) {
+    return R"({"producer":{"name":"modelopt"},"quantization":{)" + fields + "}}";
+  };
+  for (const auto& [fields, words] : refused) {
+    const Composed by_config(tensors, config_json(fields));
+    expect_refused(by_config, kInvalid, tensors_say);
+    expect_refused(by_config, kInvalid, words);
+    const Composed by_own_file(tensors, "{}", hf_quant_config(fields));
+    expect_refused(by_own_file, kInvalid, tensors_say);
+    expect_refused(by_own_file, kInvalid, "in hf_quant_config.json quantization.");
+  }
+  for (const std::string& fields : accepted) {
+    EXPECT_TRUE(Composed(tensors, config_json(fields)).layer().has_value()) << fields;
+    EXPECT_TRUE(Composed(tensors, "{}", hf_quant_config(fields)).layer().has_value()) << fields;
+  }
 }
 
 TEST(Layer, missing_and_misshapen_tensors_are_named) {

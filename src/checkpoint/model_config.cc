@@ -63,6 +63,28 @@ void read_activation(ConfigFields& fields, ModelConfig& config) {
   config.swiglu_alpha = fields.number({"swiglu_alpha"});
 }
 
+QuantizationClaim read_claim(ConfigFields& fields, const std::string& object) {
+  const auto in = [&](std::string_view name) { return cat(object, ".", name); };
+  QuantizationClaim claim;
+  claim.method = fields.text({in("quant_method")});
+  claim.algo = fields.text({in("quant_algo")});
+  claim.format = fields.text({in("format")});
+  claim.group_size = fields.integer({in("group_size")});
+  for (const std::string_view list :
+       {"ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"}) {
+    for (std::string& pattern : fields.texts(in(list))) {
+      claim.excluded.push_back(std::move(pattern));
+    }
+  }
+  const std::vector<std::string> groups = fields.keys(in("config_groups"));
+  claim.mixed = groups.size() > 1 || fields.has_object(in("quantized_layers"));
+  if (groups.size() == 1 && !claim.group_size.has_value()) {
+    claim.group_size =
+        fields.integer({cat(in("config_groups"), ".", groups.front(), ".weights.group_size")});
+  }
+  return claim;
+}
+
 Status read_config(const std::string& text, ModelConfig& config) {
   MOEKIT_ASSIGN_OR_RETURN(ConfigFields fields, open_fields("config.json", text));
   config.present = true;
@@ -72,9 +94,10 @@ Status read_config(const std::string& text, ModelConfig& config) {
   read_sizes(fields, config);
   read_routing(fields, config);
   read_activation(fields, config);
-  config.quant_method = value_or_empty(fields.text({"quantization_config.quant_method"}));
-  config.quant_algo =
-      value_or_empty(fields.text({"quantization_config.quant_algo", "quantization_config.format"}));
+  QuantizationClaim claim = read_claim(fields, "quantization_config");
+  config.quant_method = value_or_empty(claim.method);
+  config.quant_algo = value_or_empty(claim.algo.has_value() ? claim.algo : claim.format);
+  config.quantization_claims.push_back(std::move(claim));
   MOEKIT_RETURN_IF_ERROR(fields.status());
   config.ignored_fields = fields.unread();
   return {};
@@ -83,7 +106,9 @@ Status read_config(const std::string& text, ModelConfig& config) {
 Status read_hf_quant_config(const std::string& text, ModelConfig& config) {
   MOEKIT_ASSIGN_OR_RETURN(ConfigFields fields, open_fields("hf_quant_config.json", text));
   const std::string producer = value_or_empty(fields.text({"producer.name"}));
-  const std::string algo = value_or_empty(fields.text({"quantization.quant_algo"}));
+  QuantizationClaim claim = read_claim(fields, "quantization");
+  const std::string algo = value_or_empty(claim.algo);
+  config.quantization_claims.push_back(std::move(claim));
   MOEKIT_RETURN_IF_ERROR(fields.status());
   // ModelOpt writes the same facts into config.json; its own file is the elder and wins.
   config.quant_method = producer.empty() ? "modelopt" : producer;

@@ -23,6 +23,16 @@ struct Fact {
 template <typename T>
 using MaybeFact = std::optional<Fact<T>>;
 
+/// What one configuration file says about how the weights are quantised.
+struct QuantizationClaim {
+  MaybeFact<std::string> method{};
+  MaybeFact<std::string> algo{};
+  MaybeFact<std::string> format{};
+  MaybeFact<std::int64_t> group_size{};
+  std::vector<std::string> excluded{};  // module name patterns
+  bool mixed = false;                   // several formats, layer by layer
+};
+
 struct ModelConfig {
   bool present = false;  // a config.json was read
   std::string model_type{};
@@ -44,6 +54,7 @@ struct ModelConfig {
   MaybeFact<std::string> activation{};
   MaybeFact<std::string> scoring{};
   MaybeFact<std::string> topk_method{};
+  std::vector<QuantizationClaim> quantization_claims{};
   std::vector<std::string> ignored_fields{};
 };
 

@@ -620,7 +620,8 @@ TEST(RealFolders, summary_names_model_quantisation_and_ignored_fields) {
            summary.ignored_fields.end();
   };
   EXPECT_TRUE(ignored("config.json rope_parameters"));
-  EXPECT_TRUE(ignored("hf_quant_config.json quantization.exclude_modules"));
+  EXPECT_TRUE(ignored("hf_quant_config.json quantization.kv_cache_quant_algo"));
+  EXPECT_FALSE(ignored("hf_quant_config.json quantization.exclude_modules"));
   EXPECT_FALSE(ignored("config.json num_experts_per_tok"));
 }
 
