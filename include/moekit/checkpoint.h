@@ -26,9 +26,10 @@ namespace moekit {
 /// One tensor of an open checkpoint; `view` points into the mapping.
 struct NamedTensor {
   std::string name;
-  TensorView view;  // rank <= 4; higher ranks are listed but have no view (data null)
+  TensorView view;  // rank <= 4; higher ranks and foreign dtypes have no view (data null)
   std::int64_t bytes = 0;
-  std::string file{};  // the shard it lies in
+  std::string file{};           // the shard it lies in
+  std::string foreign_dtype{};  // a dtype without a DType as the file names it (F64), else empty
 };
 
 /// The layer's router: weight [num_experts, hidden], optional bias (gpt-oss) and correction bias.

@@ -32,7 +32,7 @@ struct LayerNaming {
 
 bool codes_match(const TensorReader& tensors, const std::string& base, const LinearScheme& scheme) {
   const NamedTensor* codes = tensors.find(cat(base, scheme.codes));
-  return codes != nullptr && codes->view.dtype == scheme.codes_dtype;
+  return codes != nullptr && has_dtype(*codes, scheme.codes_dtype);
 }
 
 bool scales_match(const TensorReader& tensors,
@@ -45,8 +45,8 @@ bool scales_match(const TensorReader& tensors,
   if (scales == nullptr) {
     return false;
   }
-  const bool raw_e8m0 = scheme.scales_dtype == DType::kE8m0 && scales->view.dtype == DType::kU8;
-  return scales->view.dtype == scheme.scales_dtype || raw_e8m0;
+  const bool raw_e8m0 = scheme.scales_dtype == DType::kE8m0 && has_dtype(*scales, DType::kU8);
+  return has_dtype(*scales, scheme.scales_dtype) || raw_e8m0;
 }
 
 /// The scheme of one linear layer: codes and scales decide; where no row fits both, the first whose
@@ -83,7 +83,7 @@ Status no_scheme(const TensorReader& tensors, const std::string& base) {
   return unsupported(cat("tensor ",
                          printable(weight->name),
                          " has dtype ",
-                         dtype_name(weight->view.dtype),
+                         dtype_text(*weight),
                          ", which no naming scheme stores weights in, nearest supported: bf16"));
 }
 
@@ -179,11 +179,12 @@ Result<BiasView> read_bias(const TensorReader& tensors,
     return BiasView();
   }
   const DType dtype = found->view.dtype;
-  if (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32) {
+  if (!found->foreign_dtype.empty() ||
+      (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32)) {
     return invalid_argument(cat("tensor ",
                                 printable(name),
                                 " has dtype ",
-                                dtype_name(dtype),
+                                dtype_text(*found),
                                 ", expected bf16, f16 or f32"));
   }
   MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias, tensors.require(name, dtype, {rows}));

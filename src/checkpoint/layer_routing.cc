@@ -40,11 +40,12 @@ Status check_router_tensor(const TensorReader& tensors,
                            const NamedTensor& tensor,
                            std::initializer_list<std::int64_t> shape) {
   const DType dtype = tensor.view.dtype;
-  if (dtype != DType::kF32 && dtype != DType::kBf16 && dtype != DType::kF16) {
+  if (!tensor.foreign_dtype.empty() ||
+      (dtype != DType::kF32 && dtype != DType::kBf16 && dtype != DType::kF16)) {
     return invalid_argument(cat("router tensor ",
                                 printable(tensor.name),
                                 " has dtype ",
-                                dtype_name(dtype),
+                                dtype_text(tensor),
                                 ", expected f32, bf16 or f16"));
   }
   return tensors.require(tensor.name, dtype, shape).status();

@@ -130,9 +130,10 @@ Result<const NamedTensor*> find_bias(const TensorReader& tensors,
     return found;
   }
   const DType dtype = found->view.dtype;
-  if (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32) {
+  if (!found->foreign_dtype.empty() ||
+      (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32)) {
     return invalid_argument(
-        cat("tensor ", printable(name), " has dtype ", dtype_name(dtype), ", expected a float"));
+        cat("tensor ", printable(name), " has dtype ", dtype_text(*found), ", expected a float"));
   }
   return tensors.require(name, dtype, {num_experts, rows});
 }

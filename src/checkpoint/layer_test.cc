@@ -158,6 +158,35 @@ TEST(Layer, packed_tensors_that_do_not_fit) {
   expect_refused(Composed(tensors), kInvalid, "has dtype e5m2, expected e4m3");
 }
 
+TEST(Layer, dtypes_that_moekit_does_not_read_are_named) {
+  const auto with = [](Tensors tensors, const std::string& ending, const std::string& dtype) {
+    find(tensors, ending)->dtype = dtype;
+    return tensors;
+  };
+  expect_refused(Composed(with(plain(2), "0.up_proj.weight", "F64")),
+                 kUnsupported,
+                 "0.up_proj.weight' has dtype F64");
+  const Tensors nvfp4 = packed("weight", "F8_E4M3", 16, "weight_scale_2");
+  expect_refused(Composed(with(nvfp4, "1.up_proj.weight", "BOOL")),
+                 kUnsupported,
+                 "1.up_proj.weight' has dtype BOOL");
+  expect_refused(Composed(with(nvfp4, "1.up_proj.weight_scale_2", "F64")),
+                 kInvalid,
+                 "1.up_proj.weight_scale_2' has dtype F64, which moekit does not read");
+  Tensors routed = plain(2);
+  routed.push_back({kModule + "gate.weight", "F64", {2, 16}});
+  expect_refused(Composed(routed), kInvalid, "gate.weight' has dtype F64, expected f32");
+  routed.back() = {kModule + "experts.0.up_proj.bias", "F64", {8}};
+  expect_refused(Composed(routed), kInvalid, "up_proj.bias' has dtype F64, expected bf16");
+  const Composed listed({{kModule + "experts.gate_up_proj", "F64", {2, 16, 24}},
+                         {kModule + "experts.down_proj", "BF16", {2, 24, 8}}});
+  const NamedTensor& tensor = listed.state.tensors.at(kModule + "experts.gate_up_proj");
+  EXPECT_EQ(tensor.foreign_dtype, "F64");
+  EXPECT_NE(tensor.view.dtype, DType::kU8);
+  EXPECT_EQ(tensor.view.data, nullptr);
+  EXPECT_EQ(tensor.bytes, 2 * 16 * 24 * 8);
+}
+
 TEST(Layer, mixed_formats_are_refused) {
   Tensors tensors = packed("weight", "F8_E4M3", 16, "weight_scale_2");
   ComposedTensor* down = find(tensors, "1.down_proj.weight");

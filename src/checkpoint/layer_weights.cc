@@ -25,7 +25,14 @@ Result<const NamedTensor*> TensorReader::require(std::string_view name) const {
   if (tensor == nullptr) {
     return invalid_argument(cat("missing tensor ", printable(name)));
   }
-  // Empty tensors have a view too; only a dtype or a rank without one leaves both null.
+  if (!tensor->foreign_dtype.empty()) {
+    return invalid_argument(cat("tensor ",
+                                printable(name),
+                                " has dtype ",
+                                tensor->foreign_dtype,
+                                ", which moekit does not read"));
+  }
+  // Empty tensors have a view too; only a rank without one leaves both null.
   if (tensor->view.data == nullptr) {
     return invalid_argument(cat("tensor ",
                                 printable(name),
@@ -33,7 +40,7 @@ Result<const NamedTensor*> TensorReader::require(std::string_view name) const {
                                 tensor->view.rank,
                                 " and ",
                                 tensor->bytes,
-                                " bytes has no elements or a dtype that moekit does not read"));
+                                " bytes has no elements or more than 4 dimensions"));
   }
   return tensor;
 }
@@ -63,6 +70,15 @@ Result<const NamedTensor*> TensorReader::require(std::string_view name,
                                 "]"));
   }
   return tensor;
+}
+
+std::string_view dtype_text(const NamedTensor& tensor) {
+  return tensor.foreign_dtype.empty() ? dtype_name(tensor.view.dtype)
+                                      : std::string_view(tensor.foreign_dtype);
+}
+
+bool has_dtype(const NamedTensor& tensor, DType dtype) {
+  return tensor.foreign_dtype.empty() && tensor.view.dtype == dtype;
 }
 
 std::string shape_text(const TensorView& view) {

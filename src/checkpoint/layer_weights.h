@@ -52,6 +52,12 @@ class TensorReader {
   const Checkpoint::State* state_;
 };
 
+/// `bf16`, or what the file calls a dtype that moekit has no name for: `F64`.
+[[nodiscard]] std::string_view dtype_text(const NamedTensor& tensor);
+
+/// Of a dtype that moekit can read, and that dtype.
+[[nodiscard]] bool has_dtype(const NamedTensor& tensor, DType dtype);
+
 /// `[3, 4]`
 [[nodiscard]] std::string shape_text(const TensorView& view);
 

@@ -53,10 +53,14 @@ Result<NamedTensor> make_tensor(const TensorEntry& entry,
   tensor.name = entry.name;
   tensor.bytes = static_cast<std::int64_t>(entry.bytes.size());
   tensor.file = file;
+  if (!entry.dtype->dtype.has_value()) {
+    tensor.foreign_dtype = entry.dtype->name;
+    return tensor;
+  }
   TensorView& view = tensor.view;
   view.rank = static_cast<int>(entry.shape.size());
-  view.dtype = entry.dtype->dtype.value_or(DType::kU8);
-  if (entry.shape.size() > view.shape.size() || !entry.dtype->dtype.has_value()) {
+  view.dtype = *entry.dtype->dtype;
+  if (entry.shape.size() > view.shape.size()) {
     return tensor;
   }
   std::int64_t stride = 1;
