@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -260,10 +261,7 @@ Status check_words(const VerifyOptions& options) {
     return invalid_argument("--case stands alone: it names problem, tokens and seed itself");
   }
   if (has_subject(options.layer)) {
-    return options.suite
-               ? invalid_argument(fmt::format(
-                     "--suite {} beside a SUBJECT: a suite names its own problems", *options.suite))
-               : Status();
+    return {};
   }
   constexpr std::array<std::string_view, 6> kWithoutSubject{
       "--suite", "--case", "--device", "--threads", "--jobs", "--json"};
@@ -305,15 +303,22 @@ std::string summary(const std::vector<Checked>& results, double seconds, bool js
 Result<ExitCode> verify_verb(Console& console, const VerifyOptions& options) {
   MOEKIT_RETURN_IF_ERROR(check_words(options));
   const auto start = std::chrono::steady_clock::now();
+  const bool subject = has_subject(options.layer);
+  // A suite comes after the SUBJECT where both are asked for, and alone where nothing else is.
+  const bool suite = options.suite || (!subject && !options.case_line);
+  std::vector<VerifyCase> cases;
+  if (suite) {
+    MOEKIT_ASSIGN_OR_RETURN(cases, cases_of_suite(options.suite.value_or("quick")));
+  }
   std::vector<Checked> results;
   if (options.case_line) {
     MOEKIT_ASSIGN_OR_RETURN(results, check_one_line(console, options));
-  } else if (has_subject(options.layer)) {
+  } else if (subject) {
     MOEKIT_ASSIGN_OR_RETURN(results, check_subject(console, options));
-  } else {
-    MOEKIT_ASSIGN_OR_RETURN(const std::vector<VerifyCase> cases,
-                            cases_of_suite(options.suite.value_or("quick")));
-    MOEKIT_ASSIGN_OR_RETURN(results, check_suite(console, options, cases));
+  }
+  if (suite) {
+    MOEKIT_ASSIGN_OR_RETURN(std::vector<Checked> more, check_suite(console, options, cases));
+    std::move(more.begin(), more.end(), std::back_inserter(results));
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   console.report(summary(results, elapsed.count(), options.layer.json));

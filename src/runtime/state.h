@@ -23,7 +23,7 @@ struct Runtime::State {
   std::unique_ptr<base::ThreadPool> pool{};
   base::Log log{};
   Isa host_isa = Isa::kPortable;  // asked once, so that bind need not
-  std::mutex cuda_mutex{};  // guards the making of `cuda`
+  std::mutex cuda_mutex{};        // guards the making of `cuda`
   std::unique_ptr<CudaRuntime> cuda{};
 
   /// The GPU of options.cuda_device, opened at the first call that asks for it.

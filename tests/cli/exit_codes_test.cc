@@ -299,10 +299,10 @@ std::vector<ErrorCase> verify_word_cases() {
       cases.push_back(error_case);
     }
   }
-  cases.push_back({"suite beside a subject",
-                   with_shape("verify", {"--suite", "quick"}),
+  cases.push_back({"unknown suite beside a subject",
+                   with_shape("verify", {"--suite", "medium"}),
                    2,
-                   {"--suite quick", "SUBJECT"}});
+                   {"--suite medium", "quick", "full"}});
   cases.push_back({"tokens that are no numbers",
                    with_shape("verify", {"--tokens", "abc"}),
                    2,
