@@ -147,6 +147,11 @@ std::vector<ErrorCase> value_cases() {
         "64"},
        2,
        {"100", "8"}},
+  };
+}
+
+std::vector<ErrorCase> count_cases() {
+  return {
       {"more slots than experts",
        {"plan",
         "--tokens",
@@ -361,7 +366,8 @@ void check(const std::vector<ErrorCase>& cases, std::size_t at_least) {
 
 TEST(CliExitCodes, UsageErrorsEndWith2) {
   check(usage_cases(), 12);
-  check(value_cases(), 18);
+  check(value_cases(), 16);
+  check(count_cases(), 7);
 }
 
 TEST(CliExitCodes, InvalidInputsEndWith2) {
