@@ -13,8 +13,8 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <regex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -43,10 +43,14 @@ std::vector<fs::path> folders() {
 
 /// `Expected values belong to layer **N**` of PROVENANCE.md.
 std::string layer_of(const fs::path& folder) {
-  std::smatch match;
+  constexpr std::string_view kBefore = "layer **";
   const std::string text = read_file(folder / "PROVENANCE.md");
-  return std::regex_search(text, match, std::regex("layer \\*\\*([0-9]+)\\*\\*")) ? match[1].str()
-                                                                                  : "";
+  const std::size_t at = text.find(kBefore);
+  if (at == std::string::npos) {
+    return "";
+  }
+  const std::size_t begin = at + kBefore.size();
+  return text.substr(begin, text.find_first_not_of("0123456789", begin) - begin);
 }
 
 float bf16_value(std::uint16_t bits) {
