@@ -293,9 +293,11 @@ LayerCase::Output LayerCase::execute(const Plan& plan,
   for (const WorkspaceSlice& slice : plan->workspace) {
     if (slice.name == "intermediate") {
       output.intermediate.resize(ids.size() * static_cast<std::size_t>(problem_.intermediate_size));
-      std::memcpy(output.intermediate.data(),
-                  workspace.span.data() + slice.offset,
-                  output.intermediate.size() * 2);
+      if (!output.intermediate.empty()) {  // an empty vector has no address to copy to
+        std::memcpy(output.intermediate.data(),
+                    workspace.span.data() + slice.offset,
+                    output.intermediate.size() * 2);
+      }
     }
   }
   return output;

@@ -15,7 +15,7 @@ namespace moekit::test {
 namespace {
 
 struct ErrorCase {
-  const char* name;
+  std::string name;
   std::vector<std::string> arguments;
   int exit_code;
   std::vector<std::string> words;  // all of them stand in the error line
@@ -299,7 +299,7 @@ std::vector<ErrorCase> verify_word_cases() {
          {std::vector<std::string>{"verify"},
           {"verify", "--suite", "quick"},
           {"verify", "--case", "recipe=w16a16 h=64 i=32 e=4 k=2 m=3 seed=5"}}) {
-      ErrorCase error_case{word.front().c_str(), start, 2, {word.front(), "SUBJECT"}};
+      ErrorCase error_case{word.front(), start, 2, {word.front(), "SUBJECT"}};
       error_case.arguments.insert(error_case.arguments.end(), word.begin(), word.end());
       cases.push_back(error_case);
     }
