@@ -70,6 +70,15 @@ struct FusedExperts {
 [[nodiscard]] Result<ExpertsSource> split_fused(const Problem& problem,
                                                 const FusedExperts& fused) noexcept;
 
+/// The rank's part of a whole layer's weights: views, nothing is copied. A shard that begins inside
+/// a scale group shares that group's scale with its neighbour.
+///
+/// Errors  those of shard_columns and shard_experts
+///         kInvalidArgument  a source whose shapes are not the layer's
+[[nodiscard]] Result<ExpertsSource> shard_source(const Problem& layer,
+                                                 const Shard& shard,
+                                                 const ExpertsSource& source) noexcept;
+
 struct PrepareProgress {
   std::int64_t experts_done = 0;
   std::int64_t num_experts = 0;
@@ -112,7 +121,8 @@ class PackedExperts {
 /// Validates every scale and packs, expert by expert, in at most 64 MiB beyond source and
 /// destination.
 ///
-/// Errors  kInvalidArgument    shapes that do not fit the plan's problem, mixed formats, bad scales
+/// Errors  kInvalidArgument    shapes or a scale group offset that do not fit the plan's problem,
+///                             mixed formats, bad scales
 ///                             (naming expert, projection, row and group), a bias missing or
 ///                             unasked for
 ///         kInvalidArgument    destination too small or misaligned, naming have and need

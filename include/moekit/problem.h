@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "moekit/dtype.h"
 #include "moekit/recipe.h"
@@ -57,11 +58,13 @@ struct Problem {
   ScalingPlace routed_scaling_place = ScalingPlace::kWeights;
   bool router_weight_on_input = false;  // h = p * (x . w * G) + bias, step 4 uses weight 1
   DType io_dtype = DType::kBf16;        // of x and of the output: bf16, f16 or f32
+  std::optional<DType> out_dtype{};     // of the output where it differs: a rank's partial sum
   SharedInput shared = SharedInput::kNone;
   CombineOrder combine_order = CombineOrder::kSlot;
-  std::int64_t router_experts = 0;   // the ids' namespace; 0 means num_experts
-  bool expert_map = false;           // bind takes a map router id -> local expert or -1
-  std::optional<Routing> routing{};  // set: bind takes logits, the plan begins with a route step
+  std::int64_t router_experts = 0;     // the ids' namespace; 0 means num_experts
+  bool expert_map = false;             // bind takes a map router id -> local expert or -1
+  std::int64_t down_group_offset = 0;  // columns of down's first scale group before this TP shard
+  std::optional<Routing> routing{};    // set: bind takes logits, the plan begins with a route step
   std::int64_t max_workspace_bytes = 0;  // 0: unbounded; else large M is cut into token chunks
   bool allow_atomics = false;            // opt-in to an unordered combine
   bool batch_invariant = false;          // a token's row depends on that token alone
@@ -72,6 +75,11 @@ struct Problem {
 /// The ids' namespace.
 [[nodiscard]] constexpr std::int64_t num_router_experts(const Problem& problem) noexcept {
   return problem.router_experts != 0 ? problem.router_experts : problem.num_experts;
+}
+
+/// What out is written as.
+[[nodiscard]] constexpr DType output_dtype(const Problem& problem) noexcept {
+  return problem.out_dtype.value_or(problem.io_dtype);
 }
 
 /// Rows of gate_up: 2 * intermediate_size, or intermediate_size where the activation has no gate.
@@ -85,6 +93,54 @@ struct Problem {
 /// Errors  kInvalidArgument  a value outside its range, named with the rule
 ///         kUnsupported      num_experts or router_experts > 1024, top_k > 32
 [[nodiscard]] Status validate_problem(const Problem& problem) noexcept;
+
+/// Columns [begin, end) of a layer's intermediate.
+struct ColumnRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  friend bool operator==(const ColumnRange&, const ColumnRange&) = default;
+};
+
+/// Which experts an expert-parallel rank holds: a contiguous share, or every ep_size-th.
+enum class ExpertPlacement : std::uint8_t { kLinear, kRoundRobin };
+
+/// One rank of a layer that is split by columns of the intermediate (TP) and by experts (EP).
+struct Shard {
+  std::int64_t tp_rank = 0;
+  std::int64_t tp_size = 1;
+  std::int64_t ep_rank = 0;
+  std::int64_t ep_size = 1;
+  ExpertPlacement placement = ExpertPlacement::kLinear;
+  std::optional<ColumnRange> columns{};          // empty: an even share in multiples of 8
+  std::vector<std::int64_t> experts{};           // global ids held here; empty: by placement
+  std::optional<DType> out_dtype = DType::kF32;  // of the partial sum; empty: io_dtype
+  friend bool operator==(const Shard&, const Shard&) = default;
+};
+
+/// Columns that the rank owns: rows of gate and up, columns of down. May begin inside a scale
+/// group.
+///
+/// Errors  kInvalidArgument  a rank outside its size; given columns off a multiple of 8 or outside
+///         kUnsupported      a rank would be empty, with the legal sizes
+[[nodiscard]] Result<ColumnRange> shard_columns(const Problem& layer, const Shard& shard) noexcept;
+
+/// Global ids of the experts that the rank holds, in local order.
+///
+/// Errors  kInvalidArgument  a rank outside its size; given ids out of range or twice
+///         kUnsupported      a rank would be empty, with the legal sizes
+[[nodiscard]] Result<std::vector<std::int64_t>> shard_experts(const Problem& layer,
+                                                              const Shard& shard) noexcept;
+
+/// The expert map of bind: router id -> local expert or -1, [num_experts of the layer].
+[[nodiscard]] Result<std::vector<std::int32_t>> shard_expert_map(const Problem& layer,
+                                                                 const Shard& shard) noexcept;
+
+/// The problem that the rank plans: local extents, the layer's router namespace, the bias of down
+/// on TP rank 0 and `shared` on rank 0 of both, so that the ranks' outputs sum to the layer.
+///
+/// Errors  those of shard_columns and shard_experts; kInvalidArgument for a layer that is itself
+///         sharded (an expert_map or a down_group_offset)
+[[nodiscard]] Result<Problem> local_problem(const Problem& layer, const Shard& shard) noexcept;
 
 }  // namespace moekit
 

@@ -48,6 +48,7 @@ std::string layout_id(const Problem& problem, const formats::Packing& packing) {
              problem.hidden_size,
              ".i",
              problem.intermediate_size,
+             problem.down_group_offset != 0 ? cat(".o", problem.down_group_offset) : "",
              gated ? ".gated" : ".plain",
              problem.gate_up_bias ? ".bias13" : "",
              problem.down_bias ? ".bias2" : "");
@@ -87,7 +88,10 @@ Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescripto
                   {format, problem.intermediate_size, problem.hidden_size, gated ? 2 : 1, 0},
                   experts);
   layout.down = take_region(
-      cursor, *packing, {format, problem.hidden_size, problem.intermediate_size, 1, 0}, experts);
+      cursor,
+      *packing,
+      {format, problem.hidden_size, problem.intermediate_size, 1, problem.down_group_offset},
+      experts);
   constexpr std::int64_t kFloatBytes = 4;
   layout.globals_offset = cursor.take(experts * 4 * kFloatBytes);
   if (problem.gate_up_bias) {

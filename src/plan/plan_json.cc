@@ -125,6 +125,10 @@ Json write_problem(const Problem& p) {
             {"max_workspace_bytes", p.max_workspace_bytes},
             {"allow_atomics", p.allow_atomics},
             {"batch_invariant", p.batch_invariant}};
+  json["down_group_offset"] = p.down_group_offset;
+  if (p.out_dtype.has_value()) {
+    json["out_dtype"] = dtype_name(*p.out_dtype);
+  }
   if (p.routing.has_value()) {
     json["routing"] = write_routing(*p.routing);
   }
@@ -156,6 +160,10 @@ Problem read_problem(const Json& json) {
   json.at("max_workspace_bytes").get_to(p.max_workspace_bytes);
   json.at("allow_atomics").get_to(p.allow_atomics);
   json.at("batch_invariant").get_to(p.batch_invariant);
+  json.at("down_group_offset").get_to(p.down_group_offset);
+  if (json.contains("out_dtype")) {
+    p.out_dtype = read_name<DType>(json.at("out_dtype"), "dtype", dtype_from_name);
+  }
   if (json.contains("routing")) {
     p.routing = read_routing(json.at("routing"));
   }

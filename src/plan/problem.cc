@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moekit/problem.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -169,11 +170,32 @@ Status check_enumerators(const Problem& problem) {
   return {};
 }
 
+Status check_group_offset(const Problem& problem) {
+  const FormatInfo& format = format_info(recipe_info(problem.recipe).weights);
+  const std::int64_t groups_end = std::max<std::int64_t>(1, format.group_size);
+  if (problem.down_group_offset < 0 || problem.down_group_offset >= groups_end ||
+      problem.down_group_offset % kExtentMultiple != 0) {
+    return invalid_argument(cat("down_group_offset ",
+                                problem.down_group_offset,
+                                ", expected a multiple of ",
+                                kExtentMultiple,
+                                " below the group size ",
+                                groups_end,
+                                " of ",
+                                format.name));
+  }
+  return {};
+}
+
 Status check_semantics(const Problem& problem) {
   if (problem.io_dtype != DType::kBf16 && problem.io_dtype != DType::kF16 &&
       problem.io_dtype != DType::kF32) {
     return invalid_argument(
         cat("io_dtype ", dtype_name(problem.io_dtype), ", expected bf16, f16 or f32"));
+  }
+  const DType out = output_dtype(problem);
+  if (out != DType::kBf16 && out != DType::kF16 && out != DType::kF32) {
+    return invalid_argument(cat("out_dtype ", dtype_name(out), ", expected bf16, f16 or f32"));
   }
   if (!std::isfinite(problem.routed_scaling)) {
     return invalid_argument(cat("routed_scaling ", problem.routed_scaling, ", expected finite"));
@@ -239,6 +261,7 @@ Status validate_problem(const Problem& problem) noexcept {
   MOEKIT_RETURN_IF_ERROR(check_counts(problem));
   MOEKIT_RETURN_IF_ERROR(check_extent("hidden_size", problem.hidden_size));
   MOEKIT_RETURN_IF_ERROR(check_extent("intermediate_size", problem.intermediate_size));
+  MOEKIT_RETURN_IF_ERROR(check_group_offset(problem));
   MOEKIT_RETURN_IF_ERROR(check_activation(problem.activation));
   return check_semantics(problem);
 }

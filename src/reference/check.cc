@@ -141,7 +141,7 @@ double output_bound(const OutputRow& row, std::size_t at) {
   const Problem& problem = row.call.problem;
   const double length = static_cast<double>(problem.intermediate_size * problem.top_k);
   double bound =
-      store_error(problem.io_dtype, row.outputs.value[at]) +
+      store_error(output_dtype(problem), row.outputs.value[at]) +
       4.0 * row.call.accumulator_epsilon * std::sqrt(length) * row.outputs.magnitude[at] +
       row.outputs.flush[at];
   if (!is_materialised(row.evidence, row.token.token)) {

@@ -247,7 +247,7 @@ Status check_experts(const Plan& plan, const PackedExperts& experts) {
 Status check_tensors(const Problem& problem, const RunArguments& arguments, std::int64_t tokens) {
   MOEKIT_RETURN_IF_ERROR(check_dtype(arguments.x.dtype, problem.io_dtype, "x"));
   MOEKIT_RETURN_IF_ERROR(check_matrix(arguments.x, {"x", tokens, problem.hidden_size}));
-  MOEKIT_RETURN_IF_ERROR(check_dtype(arguments.out.dtype, problem.io_dtype, "out"));
+  MOEKIT_RETURN_IF_ERROR(check_dtype(arguments.out.dtype, output_dtype(problem), "out"));
   MOEKIT_RETURN_IF_ERROR(check_matrix(arguments.out, {"out", tokens, problem.hidden_size}));
   MOEKIT_RETURN_IF_ERROR(check_routes(problem, arguments, tokens));
   MOEKIT_RETURN_IF_ERROR(check_shared(problem, arguments, tokens));

@@ -28,6 +28,7 @@ struct NamedMatrix {
   const WeightMatrix* matrix;
   std::int64_t rows;
   std::int64_t cols;
+  std::int64_t group_offset;
 };
 
 float load_bias(const BiasView& bias, std::int64_t index) {
@@ -82,11 +83,15 @@ Status check_matrix(const NamedMatrix& named, const Problem& problem) {
                                 named.cols,
                                 "]"));
   }
-  if (matrix.group_offset != 0) {
-    return unsupported(cat(named.name,
-                           " begins ",
-                           matrix.group_offset,
-                           " columns inside a scale group; this layout begins at 0"));
+  if (matrix.group_offset != named.group_offset) {
+    return invalid_argument(cat(named.name,
+                                " begins ",
+                                matrix.group_offset,
+                                " columns inside a scale group, the plan's ",
+                                named.name,
+                                " ",
+                                named.group_offset,
+                                named.name == kProjectionNames[2] ? " (down_group_offset)" : ""));
   }
   return validate_weights(matrix).with_context(named.name);
 }
@@ -95,9 +100,9 @@ Status check_expert(const Problem& problem, const ExpertWeights& expert) {
   const bool gated = activation_is_gated(problem.activation.kind);
   const std::int64_t inner = problem.intermediate_size;
   const NamedMatrix matrices[] = {
-      {kProjectionNames[0], &expert.gate, inner, problem.hidden_size},
-      {kProjectionNames[1], &expert.up, inner, problem.hidden_size},
-      {kProjectionNames[2], &expert.down, problem.hidden_size, inner},
+      {kProjectionNames[0], &expert.gate, inner, problem.hidden_size, 0},
+      {kProjectionNames[1], &expert.up, inner, problem.hidden_size, 0},
+      {kProjectionNames[2], &expert.down, problem.hidden_size, inner, problem.down_group_offset},
   };
   for (const NamedMatrix& named : matrices) {
     if (named.matrix == &expert.gate && !gated) {

@@ -180,7 +180,7 @@ class Fixture {
         note(cat("slice ", slice.name, " has changed in a call of no tokens"));
       }
     }
-    const std::int64_t width = dtype_bits(case_.problem.io_dtype) / 8;
+    const std::int64_t width = dtype_bits(output_dtype(case_.problem)) / 8;
     const std::int64_t row_bytes = case_.problem.hidden_size * width;
     const std::int64_t stride_bytes = tensors_.out_row_stride * width;
     const std::span<const std::byte> out = tensors_.out.bytes();
@@ -193,7 +193,7 @@ class Fixture {
   }
 
   [[nodiscard]] std::vector<std::byte> rows_of_out() const {
-    const std::int64_t width = dtype_bits(case_.problem.io_dtype) / 8;
+    const std::int64_t width = dtype_bits(output_dtype(case_.problem)) / 8;
     const auto row_bytes = static_cast<std::size_t>(case_.problem.hidden_size * width);
     std::vector<std::byte> rows;
     for (std::int64_t token = 0; token < case_.num_tokens; ++token) {

@@ -229,10 +229,10 @@ class Generator {
 
   void make_out() {
     tensors_.out_row_stride = row_stride(problem_.hidden_size);
-    tensors_.out =
-        GuardedBuffer(num_tokens_ * tensors_.out_row_stride * dtype_bits(problem_.io_dtype) / 8);
+    tensors_.out = GuardedBuffer(num_tokens_ * tensors_.out_row_stride *
+                                 dtype_bits(output_dtype(problem_)) / 8);
     tensors_.arguments.out = matrix_view(static_cast<void*>(tensors_.out.as<std::byte>()),
-                                         problem_.io_dtype,
+                                         output_dtype(problem_),
                                          num_tokens_,
                                          problem_.hidden_size);
     tensors_.arguments.out.strides[0] = tensors_.out_row_stride;
