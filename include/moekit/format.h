@@ -2,8 +2,9 @@
 #pragma once
 
 // What weight bytes mean. A format is one row of `kFormats`: element and scale encodings and the
-// group they share. It knows nothing of models, recipes or devices. Adding a format whose codecs
-// exist is one row here plus golden vectors.
+// group that shares a scale. It knows nothing of models, recipes or devices. Adding a format whose
+// codecs exist is one row here plus golden vectors: decode, encode, validate, the oracle and the
+// CPU's packing all read the row.
 
 #include <array>
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace moekit {
 
-enum class Format : std::uint8_t { kNvfp4, kMxfp4, kBf16 };
+enum class Format : std::uint8_t { kNvfp4, kMxfp4, kBf16, kFp8Block128, kInt4 };
 
 struct FormatInfo {
   Format format;
@@ -26,13 +27,16 @@ struct FormatInfo {
   DType element;
   std::optional<DType> scale;  // nullopt: elements stand for themselves
   std::int64_t group_size;     // elements along K that share a scale; 0 without scales
+  std::int64_t group_rows;     // rows that share a scale: 128 for blocks, else 1
   bool has_global_scale;  // an f32 per projection is required; optional for other scaled formats
 };
 
 inline constexpr std::array kFormats{
-    FormatInfo{Format::kNvfp4, "nvfp4", DType::kE2m1, DType::kE4m3, 16, true},
-    FormatInfo{Format::kMxfp4, "mxfp4", DType::kE2m1, DType::kE8m0, 32, false},
-    FormatInfo{Format::kBf16, "bf16", DType::kBf16, std::nullopt, 0, false},
+    FormatInfo{Format::kNvfp4, "nvfp4", DType::kE2m1, DType::kE4m3, 16, 1, true},
+    FormatInfo{Format::kMxfp4, "mxfp4", DType::kE2m1, DType::kE8m0, 32, 1, false},
+    FormatInfo{Format::kBf16, "bf16", DType::kBf16, std::nullopt, 0, 1, false},
+    FormatInfo{Format::kFp8Block128, "fp8_block128", DType::kE4m3, DType::kF32, 128, 128, false},
+    FormatInfo{Format::kInt4, "int4", DType::kI4, DType::kBf16, 128, 1, false},
 };
 
 [[nodiscard]] const FormatInfo& format_info(Format format) noexcept;
@@ -45,7 +49,13 @@ inline constexpr std::int64_t kExtentMultiple = 8;
 /// `cols` = K, the contraction. Host memory, owned by somebody else.
 ///
 /// 4-bit codes: two per byte along K, low nibble = even k. Scales: one per group along K, linear
-/// rows of ceil((group_offset + cols) / group_size) entries.
+/// rows of ceil((group_offset + cols) / group_size) entries; for blocks of rows one such row per
+/// block, ceil((group_row_offset + rows) / group_rows) of them.
+///
+/// int4: codes 0 to 15 are unsigned and stand for code - zero point. Zero points are one byte each,
+/// 0 to 16 (readers of packed zero points that store z - 1 reach 16), in rows like the scales;
+/// where there are none the zero point is 8. GPTQ, AWQ and pack-quantized element orders are undone
+/// by whoever reads them.
 struct WeightMatrix {
   Format format = Format::kBf16;
   std::int64_t rows = 0;
@@ -57,8 +67,23 @@ struct WeightMatrix {
   std::int64_t scale_row_stride_bytes = 0;
   std::int64_t group_offset =
       0;  // columns of the first scale group that lie before column 0 (TP shards)
-  float global_scale = 1.0F;  // multiplies the f32 sum; 1 where the format has none
+  float global_scale = 1.0F;           // multiplies the f32 sum; 1 where the format has none
+  std::int64_t group_size = 0;         // 0: the format's own; int4 also 32 and 64
+  std::int64_t group_row_offset = 0;   // rows of the first scale block that lie above row 0
+  std::optional<DType> scale_dtype{};  // empty: the format's own; wide scales: bf16, f16, f32
+  const std::uint8_t* zero_points = nullptr;  // int4: [rows, scale cols]; null: all 8
+  std::int64_t zero_point_row_stride = 0;
+  std::optional<float> input_scale{};  // dequant-side global of the activations it multiplies
 };
+
+/// Elements along K that share a scale in `matrix`; 0 without scales.
+[[nodiscard]] std::int64_t scale_group_size(const WeightMatrix& matrix) noexcept;
+
+/// Rows of scales that `matrix` has: rows, or blocks of rows; 0 without scales.
+[[nodiscard]] std::int64_t num_scale_rows(const WeightMatrix& matrix) noexcept;
+
+/// Bytes of one scale of `matrix`; 0 without scales.
+[[nodiscard]] std::int64_t scale_elem_bytes(const WeightMatrix& matrix) noexcept;
 
 /// Number of scale columns that `matrix` has; 0 without scales.
 [[nodiscard]] std::int64_t num_scale_cols(const WeightMatrix& matrix) noexcept;

@@ -16,26 +16,106 @@
 
 namespace moekit {
 
-enum class Recipe : std::uint8_t { kW4a16Nvfp4, kW4a16Mxfp4, kW16a16 };
+enum class Recipe : std::uint8_t {
+  kW4a16Nvfp4,
+  kW4a16Mxfp4,
+  kW16a16,
+  kW4a4Nvfp4,
+  kW4a8Nvfp4,
+  kW4a8Mxfp4,
+  kW8a8Fp8Block128,
+  kW4a16Int4,
+};
+
+/// How x and the intermediate (both bf16 before) become operands of FC1 and FC2; rules in spec
+/// section 2, bit-defined. Groups start at the tensor's (or shard's) first column.
+enum class Quantizer : std::uint8_t {
+  kNone,  // bf16 operands
+  kQ4,    // E2M1 with an E4M3 scale per 16 and the checkpoint's input scale as global
+  kQ8,    // E4M3 with an E8M0 scale per 32
+  kQ8b,   // E4M3 with an f32 scale per 128
+};
+
+struct QuantizerInfo {
+  Quantizer quantizer;
+  std::string_view name;
+  DType element;
+  std::optional<DType> scale;
+  std::int64_t group_size;  // elements along K that share a scale; 0 without scales
+  bool needs_input_scale;
+  bool fits_bf16;  // code * scale is exact in bf16, so kernels with bf16 operands serve it
+};
+
+inline constexpr std::array kQuantizers{
+    QuantizerInfo{Quantizer::kNone, "none", DType::kBf16, std::nullopt, 0, false, true},
+    QuantizerInfo{Quantizer::kQ4, "q4", DType::kE2m1, DType::kE4m3, 16, true, true},
+    QuantizerInfo{Quantizer::kQ8, "q8", DType::kE4m3, DType::kE8m0, 32, false, true},
+    QuantizerInfo{Quantizer::kQ8b, "q8b", DType::kE4m3, DType::kF32, 128, false, false},
+};
+
+[[nodiscard]] const QuantizerInfo& quantizer_info(Quantizer quantizer) noexcept;
 
 struct RecipeInfo {
   Recipe recipe;
   std::string_view name;
   Format weights;
-  DType operand;       // x and the intermediate enter the products as this
-  DType intermediate;  // the one rounding between activation and FC2
+  DType operand;        // element type of x and the intermediate as they enter the products
+  DType intermediate;   // the first rounding between activation and FC2; the quantiser follows
+  Quantizer quantizer;  // of x before FC1 and of the intermediate before FC2
 };
 
 inline constexpr std::array kRecipes{
-    RecipeInfo{Recipe::kW4a16Nvfp4, "w4a16_nvfp4", Format::kNvfp4, DType::kBf16, DType::kBf16},
-    RecipeInfo{Recipe::kW4a16Mxfp4, "w4a16_mxfp4", Format::kMxfp4, DType::kBf16, DType::kBf16},
-    RecipeInfo{Recipe::kW16a16, "w16a16", Format::kBf16, DType::kBf16, DType::kBf16},
+    RecipeInfo{Recipe::kW4a16Nvfp4,
+               "w4a16_nvfp4",
+               Format::kNvfp4,
+               DType::kBf16,
+               DType::kBf16,
+               Quantizer::kNone},
+    RecipeInfo{Recipe::kW4a16Mxfp4,
+               "w4a16_mxfp4",
+               Format::kMxfp4,
+               DType::kBf16,
+               DType::kBf16,
+               Quantizer::kNone},
+    RecipeInfo{
+        Recipe::kW16a16, "w16a16", Format::kBf16, DType::kBf16, DType::kBf16, Quantizer::kNone},
+    RecipeInfo{Recipe::kW4a4Nvfp4,
+               "w4a4_nvfp4",
+               Format::kNvfp4,
+               DType::kE2m1,
+               DType::kBf16,
+               Quantizer::kQ4},
+    RecipeInfo{Recipe::kW4a8Nvfp4,
+               "w4a8_nvfp4",
+               Format::kNvfp4,
+               DType::kE4m3,
+               DType::kBf16,
+               Quantizer::kQ8},
+    RecipeInfo{Recipe::kW4a8Mxfp4,
+               "w4a8_mxfp4",
+               Format::kMxfp4,
+               DType::kE4m3,
+               DType::kBf16,
+               Quantizer::kQ8},
+    RecipeInfo{Recipe::kW8a8Fp8Block128,
+               "w8a8_fp8_block128",
+               Format::kFp8Block128,
+               DType::kE4m3,
+               DType::kBf16,
+               Quantizer::kQ8b},
+    RecipeInfo{Recipe::kW4a16Int4,
+               "w4a16_int4",
+               Format::kInt4,
+               DType::kBf16,
+               DType::kBf16,
+               Quantizer::kNone},
 };
 
 [[nodiscard]] const RecipeInfo& recipe_info(Recipe recipe) noexcept;
 [[nodiscard]] std::optional<Recipe> recipe_from_name(std::string_view name) noexcept;
 
-/// The recipe that computes with weights of `format` and 16-bit activations.
+/// The recipe that computes with weights of `format` and 16-bit activations, where there is one;
+/// else the first that computes with them.
 [[nodiscard]] Recipe default_recipe(Format format) noexcept;
 
 /// How gate_up becomes the intermediate; formulas in spec section 3.

@@ -31,9 +31,26 @@ std::optional<Format> format_from_name(std::string_view name) noexcept {
   return std::nullopt;
 }
 
+std::int64_t scale_group_size(const WeightMatrix& matrix) noexcept {
+  const std::int64_t own = format_info(matrix.format).group_size;
+  return own != 0 && matrix.group_size != 0 ? matrix.group_size : own;
+}
+
 std::int64_t num_scale_cols(const WeightMatrix& matrix) noexcept {
-  const std::int64_t group = format_info(matrix.format).group_size;
+  const std::int64_t group = scale_group_size(matrix);
   return group == 0 ? 0 : (matrix.group_offset + matrix.cols + group - 1) / group;
+}
+
+std::int64_t num_scale_rows(const WeightMatrix& matrix) noexcept {
+  const FormatInfo& info = format_info(matrix.format);
+  return info.scale.has_value()
+             ? (matrix.group_row_offset + matrix.rows + info.group_rows - 1) / info.group_rows
+             : 0;
+}
+
+std::int64_t scale_elem_bytes(const WeightMatrix& matrix) noexcept {
+  const FormatInfo& info = format_info(matrix.format);
+  return info.scale.has_value() ? dtype_bits(matrix.scale_dtype.value_or(*info.scale)) / 8 : 0;
 }
 
 std::int64_t code_row_bytes(Format format, std::int64_t cols) noexcept {

@@ -15,6 +15,23 @@ constexpr bool rows_follow_the_enum() {
 
 static_assert(rows_follow_the_enum(), "recipe_info indexes kRecipes by enumerator");
 
+// Operands are what the quantiser writes, without one bf16.
+constexpr bool quantizers_fit() {
+  for (std::size_t i = 0; i < kQuantizers.size(); ++i) {
+    if (static_cast<std::size_t>(kQuantizers[i].quantizer) != i) {
+      return false;
+    }
+  }
+  for (const RecipeInfo& info : kRecipes) {
+    if (kQuantizers[static_cast<std::size_t>(info.quantizer)].element != info.operand) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static_assert(quantizers_fit(), "kQuantizers by enumerator; a recipe's operand is its quantiser's");
+
 struct ActivationRow {
   ActivationKind kind;
   std::string_view name;
@@ -29,6 +46,11 @@ constexpr std::array kActivations{
 };
 
 }  // namespace
+
+const QuantizerInfo& quantizer_info(Quantizer quantizer) noexcept {
+  const auto index = static_cast<std::size_t>(quantizer);
+  return kQuantizers[index < kQuantizers.size() ? index : 0];
+}
 
 const RecipeInfo& recipe_info(Recipe recipe) noexcept {
   const auto index = static_cast<std::size_t>(recipe);
@@ -45,12 +67,13 @@ std::optional<Recipe> recipe_from_name(std::string_view name) noexcept {
 }
 
 Recipe default_recipe(Format format) noexcept {
+  const RecipeInfo* found = nullptr;
   for (const RecipeInfo& info : kRecipes) {
-    if (info.weights == format && info.operand == DType::kBf16) {
-      return info.recipe;
+    if (info.weights == format && (found == nullptr || info.quantizer < found->quantizer)) {
+      found = &info;
     }
   }
-  return Recipe::kW16a16;
+  return found == nullptr ? Recipe::kW16a16 : found->recipe;
 }
 
 std::string_view activation_name(ActivationKind kind) noexcept {

@@ -7,12 +7,17 @@ namespace moekit {
 namespace {
 
 TEST(Recipe, names_round_trip) {
-  ASSERT_GE(kRecipes.size(), 3U);
+  ASSERT_GE(kRecipes.size(), 8U);
   for (const RecipeInfo& info : kRecipes) {
     EXPECT_EQ(recipe_from_name(info.name), info.recipe);
     EXPECT_EQ(recipe_info(info.recipe).name, info.name);
-    EXPECT_EQ(default_recipe(info.weights), info.recipe);
+    const RecipeInfo& chosen = recipe_info(default_recipe(info.weights));
+    EXPECT_EQ(chosen.weights, info.weights);
+    EXPECT_LE(chosen.quantizer, info.quantizer);
   }
+  EXPECT_EQ(default_recipe(Format::kNvfp4), Recipe::kW4a16Nvfp4);
+  EXPECT_EQ(default_recipe(Format::kFp8Block128), Recipe::kW8a8Fp8Block128);
+  EXPECT_EQ(default_recipe(Format::kInt4), Recipe::kW4a16Int4);
   EXPECT_EQ(recipe_from_name("w4a16"), std::nullopt);
 }
 

@@ -58,6 +58,9 @@ void decode_weight_row(const WeightMatrix& matrix, std::int64_t row, float* out)
     case Format::kBf16:
       decode_bf16_row(matrix, row, out);
       return;
+    case Format::kFp8Block128:
+    case Format::kInt4:
+      return;
   }
 }
 
