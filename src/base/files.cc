@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <utility>
 
+#include "base/descriptor.h"
 #include "base/text.h"
 
 namespace moekit::base {
@@ -38,25 +39,6 @@ int retry_open(const std::string& path, int flags, mode_t permissions) {
   } while (descriptor < 0 && errno == EINTR);
   return descriptor;
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int value) noexcept : value_(value) {}
-
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  ~Descriptor() {
-    if (value_ >= 0) {
-      ::close(value_);
-    }
-  }
-
-  [[nodiscard]] int get() const noexcept { return value_; }
-
- private:
-  int value_;
-};
 
 Result<std::size_t> regular_size(int descriptor, const std::string& path) {
   struct stat info {};

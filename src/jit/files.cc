@@ -13,37 +13,18 @@
 #include <system_error>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/text.h"
 
 namespace moekit::jit {
 namespace {
 
 namespace fs = std::filesystem;
+using base::Descriptor;
 
 Status errno_status(std::string_view doing, std::string_view path) {
   return io_error(base::cat(doing, " ", path, ": ", std::generic_category().message(errno)));
 }
-
-class Descriptor {
- public:
-  explicit Descriptor(int value) noexcept : value_(value) {}
-
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  ~Descriptor() {
-    if (value_ >= 0) {
-      ::close(value_);
-    }
-  }
-
-  [[nodiscard]] int get() const noexcept { return value_; }
-
-  [[nodiscard]] bool ok() const noexcept { return value_ >= 0; }
-
- private:
-  int value_;
-};
 
 Result<std::string> read_all(int descriptor, std::string_view name) {
   std::string content;
