@@ -69,11 +69,14 @@ struct Concurrency {
   bool grid_barrier = false;
   bool cooperative = false;
   bool atomics = false;
+  std::int64_t resident_blocks = 0;  // that a grid barrier needs on the device at once
+  std::int64_t pdl_edges = 0;        // launches that may begin before the one before them has ended
   friend bool operator==(const Concurrency&, const Concurrency&) = default;
 };
 
-/// safe: no step has a grid-wide barrier. join_first: every such step is launched cooperatively
-/// within residency; join auxiliary work before submitting it. unsafe: never planned.
+/// May other streams run beside this plan? safe: no step has a grid-wide barrier. join_first: every
+/// such step is launched cooperatively within residency; join auxiliary work before submitting it.
+/// unsafe: never planned.
 enum class OverlapVerdict : std::uint8_t { kSafe, kJoinFirst, kUnsafe };
 [[nodiscard]] std::string_view overlap_verdict_name(OverlapVerdict verdict) noexcept;
 
@@ -93,6 +96,7 @@ struct Rung {
   std::vector<Step> steps{};
   bool deterministic = true;
   Concurrency concurrency{};
+  AuxStreamOverlap aux_stream_overlap{};
   friend bool operator==(const Rung&, const Rung&) = default;
 };
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The ladder: which family serves which token counts, and how much workspace that takes. Boundaries
-// are data (tuning/ladder.h); families only accept, price and lower.
+// are data (tuning/table.h); families only accept, price and lower.
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
 
 #include "base/text.h"
+#include "plan/concurrency.h"
 #include "plan/family.h"
-#include "plan/tuning/ladder.h"
+#include "plan/tuning/table.h"
 #include "plan/workspace.h"
 
 namespace moekit::plan {
@@ -49,6 +50,8 @@ class Chooser {
     return choice;
   }
 
+  [[nodiscard]] std::span<const KernelFamily* const> families() const { return families_; }
+
  private:
   Choice ranked(FamilyJob job,
                 std::optional<ExecutionFamily> wanted,
@@ -74,65 +77,62 @@ class Chooser {
   std::span<const KernelFamily* const> families_;
 };
 
+// A part of the ladder that one execution family is wanted for. Where it ends does not depend on
+// the capacity, so that a larger capacity only adds rungs.
 struct Range {
   std::int64_t m_min;
   std::int64_t m_max;
   ExecutionFamily wanted;
 };
 
-// [0, capacity] cut where the tuning table changes family; a pin keeps it whole.
-Result<std::vector<Range>> execution_ranges(const FamilyContext& context) {
-  const std::int64_t capacity = context.problem.num_tokens;
+// A pin keeps the ladder whole, and so does batch_invariant: a token's bits must not depend on how
+// many others there are, and the grouped family serves any number of them.
+Result<std::vector<Range>> execution_ranges(const FamilyContext& context, PlanData& plan) {
+  const Problem& problem = context.problem;
+  const std::int64_t capacity = problem.num_tokens;
   if (context.overrides.family.has_value()) {
     return std::vector<Range>{{0, capacity, *context.overrides.family}};
   }
-  const LadderRow* row = ladder_row(context.device.arch, context.problem.recipe);
-  if (row == nullptr) {
-    return unsupported(cat("no tuning table for ",
-                           arch_name(context.device.arch),
-                           " and recipe ",
-                           recipe_info(context.problem.recipe).name));
+  if (problem.batch_invariant) {
+    plan.notes.push_back("batch_invariant: one family serves every M");
+    return std::vector<Range>{{0, capacity, ExecutionFamily::kGrouped}};
   }
-  const std::int64_t last_direct = direct_max_tokens(*row, context.problem.top_k);
+  const TuningTable* table = tuning_table(context.device.arch);
+  if (table == nullptr) {
+    return unsupported(cat("no tuning table for ", arch_name(context.device.arch)));
+  }
+  const DirectRow* row = direct_row(*table, problem);
+  const std::int64_t last = last_direct(row, problem.top_k);
+  plan.notes.push_back(row == nullptr
+                           ? cat("grouped for every M: no direct row of ",
+                                 arch_name(context.device.arch),
+                                 " holds for this problem")
+                           : cat("direct up to M ", last, ", grouped beyond: ", row->source));
   std::vector<Range> ranges;
-  ranges.push_back({0, std::min(capacity, last_direct), ExecutionFamily::kDirect});
-  if (capacity > last_direct) {
-    ranges.push_back({last_direct + 1, capacity, ExecutionFamily::kGrouped});
+  if (last >= 0) {
+    ranges.push_back({0, last, ExecutionFamily::kDirect});
+  }
+  if (capacity > last) {
+    ranges.push_back({last + 1, capacity, ExecutionFamily::kGrouped});
   }
   return ranges;
 }
 
-Concurrency concurrency_of(const std::vector<Step>& steps) {
-  Concurrency concurrency;
-  concurrency.launches = static_cast<std::int64_t>(steps.size());
-  for (const Step& step : steps) {
-    concurrency.grid_barrier |= step.grid_barrier;
-    concurrency.cooperative |= step.cooperative;
-    concurrency.atomics |= step.atomics;
+// A family pin or override that no family could honour.
+Status check_overrides(const PlanOverrides& overrides) {
+  constexpr std::int64_t kLegal[] = {8, 16, 32, 48, 64};
+  if (overrides.route_block_rows.has_value() &&
+      std::find(std::begin(kLegal), std::end(kLegal), *overrides.route_block_rows) ==
+          std::end(kLegal)) {
+    return invalid_argument(cat("pin route_block_rows=",
+                                *overrides.route_block_rows,
+                                ", expected one of ",
+                                base::join(kLegal)));
   }
-  return concurrency;
-}
-
-// Follows from the lowered steps alone: a grid-wide barrier needs every block resident at once.
-AuxStreamOverlap overlap_of(const std::vector<Rung>& ladder) {
-  AuxStreamOverlap overlap{OverlapVerdict::kSafe, "no step has a grid-wide barrier"};
-  for (const Rung& rung : ladder) {
-    for (const Step& step : rung.steps) {
-      if (!step.grid_barrier) {
-        continue;
-      }
-      if (!step.cooperative) {
-        return {OverlapVerdict::kUnsafe,
-                cat("step ", step.kernel, " has a grid barrier without a cooperative launch")};
-      }
-      overlap = {
-          OverlapVerdict::kJoinFirst,
-          cat("step ",
-              step.kernel,
-              " is a cooperative launch with a grid barrier: join auxiliary work before it")};
-    }
+  if (overrides.family.has_value() && execution_family_name(*overrides.family).empty()) {
+    return invalid_argument("pin family is not an enumerator, expected direct or grouped");
   }
-  return overlap;
+  return {};
 }
 
 void append(std::vector<Step>& steps, std::vector<Step> more) {
@@ -155,10 +155,11 @@ class LadderBuilder {
 
   Status build(PlanData& plan) {
     MOEKIT_RETURN_IF_ERROR(choose_route_family(plan));
-    MOEKIT_ASSIGN_OR_RETURN(const std::vector<Range> ranges, execution_ranges(context_));
+    MOEKIT_ASSIGN_OR_RETURN(const std::vector<Range> ranges, execution_ranges(context_, plan));
     for (const Range& range : ranges) {
       MOEKIT_RETURN_IF_ERROR(add_range(range, plan));
     }
+    add_rungs(plan);
     return lay_workspace_out(plan);
   }
 
@@ -174,52 +175,93 @@ class LadderBuilder {
   }
 
   Status add_range(const Range& range, PlanData& plan) {
-    const Choice choice =
-        chooser_.best(FamilyJob::kExperts, range.wanted, range.m_min, range.m_max, plan.refused);
-    if (choice.family == nullptr) {
-      return unsupported(cat("no kernel family serves M ",
-                             range.m_min,
-                             "..",
-                             range.m_max,
-                             " of ",
-                             recipe_info(context_.problem.recipe).name,
-                             " on ",
-                             arch_name(context_.device.arch),
-                             ": ",
-                             all_reasons(plan.refused)));
+    const std::int64_t capacity = context_.problem.num_tokens;
+    std::int64_t m_min = range.m_min;
+    for (const std::int64_t end : part_ends(range)) {
+      if (m_min > capacity) {
+        break;
+      }
+      const Choice choice =
+          chooser_.best(FamilyJob::kExperts, range.wanted, m_min, end, plan.refused);
+      if (choice.family == nullptr) {
+        return unsupported(cat("no kernel family serves M ",
+                               m_min,
+                               "..",
+                               end,
+                               " of ",
+                               recipe_info(context_.problem.recipe).name,
+                               " on ",
+                               arch_name(context_.device.arch),
+                               ": ",
+                               all_reasons(plan.refused)));
+      }
+      parts_.push_back({choice.family, m_min, std::min(end, capacity)});
+      m_min = end + 1;
     }
+    return {};
+  }
+
+  // Every M at which some family changes, and the end of the range.
+  std::vector<std::int64_t> part_ends(const Range& range) const {
     std::vector<std::int64_t> ends{range.m_max};
-    if (choice.family->breakpoints != nullptr) {
-      for (const std::int64_t end : choice.family->breakpoints(context_)) {
+    for (const KernelFamily* family : chooser_.families()) {
+      for (const std::int64_t end : breakpoints(*family, range.m_max)) {
         if (end >= range.m_min && end < range.m_max) {
           ends.push_back(end);
         }
       }
-      std::sort(ends.begin(), ends.end());
-      ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
     }
-    std::int64_t m_min = range.m_min;
-    for (const std::int64_t m_max : ends) {
-      add_rung(*choice.family, m_min, m_max, plan);
-      m_min = m_max + 1;
+    std::sort(ends.begin(), ends.end());
+    ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+    return ends;
+  }
+
+  std::vector<std::int64_t> breakpoints(const KernelFamily& family, std::int64_t last) const {
+    if (family.job != FamilyJob::kExperts || family.breakpoints == nullptr) {
+      return {};
     }
-    return {};
+    Problem problem = context_.problem;
+    problem.num_tokens = std::max(problem.num_tokens, last);
+    return family.breakpoints({problem, context_.device, context_.overrides, context_.layout});
+  }
+
+  // Parts of one family are one rung unless that family changes between them.
+  void add_rungs(PlanData& plan) {
+    for (std::size_t i = 0; i < parts_.size();) {
+      const Part& first = parts_[i];
+      const std::vector<std::int64_t> changes = breakpoints(*first.family, plan.problem.num_tokens);
+      std::int64_t m_max = first.m_max;
+      for (++i; i < parts_.size() && parts_[i].family == first.family &&
+                std::find(changes.begin(), changes.end(), m_max) == changes.end();
+           ++i) {
+        m_max = parts_[i].m_max;
+      }
+      add_rung(*first.family, first.m_min, m_max, plan);
+    }
+  }
+
+  [[nodiscard]] FamilyContext rung_context(std::int64_t m_max) const {
+    FamilyContext context = context_;
+    context.rung_tokens = m_max;
+    return context;
   }
 
   void add_rung(const KernelFamily& family,
                 std::int64_t m_min,
                 std::int64_t m_max,
                 PlanData& plan) {
+    const FamilyContext context = rung_context(m_max);
     Rung rung;
     rung.m_min = m_min;
     rung.m_max = m_max;
     rung.chunk_tokens = m_max;
     rung.family = family.execution;
     if (route_ != nullptr) {
-      append(rung.steps, route_->lower(context_, m_min, m_max));
+      append(rung.steps, route_->lower(context, m_min, m_max));
     }
-    append(rung.steps, family.lower(context_, m_min, m_max));
+    append(rung.steps, family.lower(context, m_min, m_max));
     rung.concurrency = concurrency_of(rung.steps);
+    rung.aux_stream_overlap = overlap_of(rung.steps, context_.device);
     rung.deterministic = !rung.concurrency.atomics;
     plan.ladder.push_back(std::move(rung));
     rung_families_.push_back(&family);
@@ -233,7 +275,7 @@ class LadderBuilder {
       if (route_ != nullptr) {
         needs.add(route_->slices(context_, tokens));
       }
-      needs.add(rung_families_[i]->slices(context_, tokens));
+      needs.add(rung_families_[i]->slices(rung_context(plan.ladder[i].m_max), tokens));
     }
     return needs;
   }
@@ -271,9 +313,17 @@ class LadderBuilder {
     return fits;
   }
 
+  // Consecutive M that one family serves.
+  struct Part {
+    const KernelFamily* family;
+    std::int64_t m_min;
+    std::int64_t m_max;
+  };
+
   const FamilyContext& context_;
   Chooser chooser_;
   const KernelFamily* route_ = nullptr;
+  std::vector<Part> parts_;
   std::vector<const KernelFamily*> rung_families_;
 };
 
@@ -294,6 +344,7 @@ Result<Plan> choose(const Problem& problem,
                     const DeviceDescriptor& device,
                     const PlanOverrides& overrides,
                     std::span<const KernelFamily* const> families) {
+  MOEKIT_RETURN_IF_ERROR(check_overrides(overrides));
   MOEKIT_ASSIGN_OR_RETURN(const PackedLayout layout, packed_layout(problem, device));
   const FamilyContext context{problem, device, overrides, layout};
   PlanData plan;
@@ -305,10 +356,7 @@ Result<Plan> choose(const Problem& problem,
   MOEKIT_RETURN_IF_ERROR(LadderBuilder(context, families).build(plan));
   for (const Rung& rung : plan.ladder) {
     plan.deterministic &= rung.deterministic;
-    plan.concurrency.launches = std::max(plan.concurrency.launches, rung.concurrency.launches);
-    plan.concurrency.grid_barrier |= rung.concurrency.grid_barrier;
-    plan.concurrency.cooperative |= rung.concurrency.cooperative;
-    plan.concurrency.atomics |= rung.concurrency.atomics;
+    plan.concurrency = worst_of(plan.concurrency, rung.concurrency);
   }
   plan.aux_stream_overlap = overlap_of(plan.ladder);
   if (plan.aux_stream_overlap.verdict == OverlapVerdict::kUnsafe) {

@@ -206,10 +206,12 @@ TEST(Choose, DeterminismAndOverlapFollowFromTheSteps) {
 
   PlanOverrides resident;
   resident.resident = true;
-  const Result<Plan> joined = choose(problem, cpu(), resident, kOnlyBarrier);
+  const DeviceDescriptor gpu = *device_from_name("sm_90a");
+  const Result<Plan> joined = choose(problem, gpu, resident, kOnlyBarrier);
+  ASSERT_TRUE(joined.has_value()) << joined.status().to_string();
   EXPECT_EQ((*joined)->aux_stream_overlap.verdict, OverlapVerdict::kJoinFirst);
   EXPECT_NE((*joined)->aux_stream_overlap.reason.find("resident_r16"), std::string::npos);
-  const Result<Plan> unsafe = choose(problem, cpu(), {}, kOnlyBarrier);
+  const Result<Plan> unsafe = choose(problem, gpu, {}, kOnlyBarrier);
   ASSERT_FALSE(unsafe.has_value());  // never planned
   EXPECT_EQ(unsafe.status().code(), StatusCode::kInternal);
 }
@@ -260,11 +262,18 @@ TEST(PlanJson, EveryFieldSurvives) {
   step.smem_bytes = 7;
   step.status = StepStatus::kMeasured;
   step.grid_barrier = step.cooperative = step.atomics = step.pdl_edge = true;
-  content.ladder = {{0, 5, 2, ExecutionFamily::kGrouped, {step}, false, {1, true, true, true}}};
+  content.ladder = {{0,
+                     5,
+                     2,
+                     ExecutionFamily::kGrouped,
+                     {step},
+                     false,
+                     {1, true, true, true, 6, 1},
+                     {OverlapVerdict::kJoinFirst, "rung"}}};
   content.workspace = {{"scratch", 256, 512}};
   content.workspace_bytes = 768;
   content.deterministic = false;
-  content.concurrency = {1, true, true, true};
+  content.concurrency = {1, true, true, true, 132, 1};
   content.aux_stream_overlap = {OverlapVerdict::kJoinFirst, "because"};
   content.refused = {{"g", "reason"}};
   content.prepare = {PreparePolicy::kViewSource, 11, 12};

@@ -50,6 +50,9 @@ struct FamilyContext {
   const DeviceDescriptor& device;
   const PlanOverrides& overrides;
   const PackedLayout& layout;
+  /// In slices and lower: the last M of the rung, which its geometry is chosen for. A chunk of
+  /// fewer tokens runs with that geometry, and slices must hold it.
+  std::int64_t rung_tokens = 0;
 };
 
 /// accept(cost) or refuse(reason with values). A refusal is data: plans print it.
@@ -100,9 +103,10 @@ struct KernelFamily {
 
   /// Can this family serve every M in [m_min, m_max], and at what cost at m_max?
   Verdict (*check)(const FamilyContext& context, std::int64_t m_min, std::int64_t m_max);
-  /// Token counts at which the family changes tile or grid, each the last M of a rung; null: none.
+  /// Token counts at which the family changes tile or grid, each the last M of a rung, the same
+  /// for every capacity that they lie below; null: none.
   std::vector<std::int64_t> (*breakpoints)(const FamilyContext& context);
-  /// Workspace for `num_tokens` live tokens. Must not shrink as num_tokens grows.
+  /// Workspace for `num_tokens` live tokens of the rung. Must not shrink as num_tokens grows.
   std::vector<SliceRequest> (*slices)(const FamilyContext& context, std::int64_t num_tokens);
   /// The steps for a rung that `check` accepted.
   std::vector<Step> (*lower)(const FamilyContext& context, std::int64_t m_min, std::int64_t m_max);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/packed_layout.h"
 
+#include <vector>
+
 #include "base/text.h"
 #include "device/portable.h"
 
@@ -12,15 +14,43 @@ using base::cat;
 // Every part begins on a boundary that suits bulk copies and huge pages alike.
 constexpr std::int64_t kRegionAlignment = 256;
 
-Result<formats::ArchClass> arch_class_of(Arch arch) {
-  switch (arch) {
-    case Arch::kCpu:
-      return formats::ArchClass::kCpu;
-    case Arch::kSm90a:
-      return formats::ArchClass::kSm90;
-    default:
-      return unsupported(cat("no packed layout for ", arch_name(arch), "; nearest: sm_90a, cpu"));
+// What a layout id begins with, and the packing that the class reads. The 16 x 64 tile is in the
+// register order of m16n8k16, which every GPU here has; only sm_90a has kernels that read it, so an
+// arch class that finds a better order may still have one of its own, under its own prefix.
+struct LayoutClass {
+  Arch arch;
+  std::string_view prefix;
+  formats::ArchClass packing;
+};
+
+constexpr LayoutClass kLayoutClasses[] = {
+    {Arch::kCpu, "cpu", formats::ArchClass::kCpu},
+    {Arch::kSm80, "sm80", formats::ArchClass::kSm90},
+    {Arch::kSm86, "sm80", formats::ArchClass::kSm90},
+    {Arch::kSm89, "sm80", formats::ArchClass::kSm90},
+    {Arch::kSm90a, "sm90", formats::ArchClass::kSm90},
+    {Arch::kSm100a, "sm100", formats::ArchClass::kSm90},
+    {Arch::kSm120a, "sm120", formats::ArchClass::kSm90},
+    {Arch::kSm121a, "sm120", formats::ArchClass::kSm90},
+};
+
+const LayoutClass* layout_class_of(Arch arch) {
+  for (const LayoutClass& row : kLayoutClasses) {
+    if (row.arch == arch) {
+      return &row;
+    }
   }
+  return nullptr;
+}
+
+std::string formats_packed_for(formats::ArchClass arch_class) {
+  std::vector<std::string_view> names;
+  for (const FormatInfo& info : kFormats) {
+    if (formats::packing_for(info.format, arch_class) != nullptr) {
+      names.push_back(info.name);
+    }
+  }
+  return base::join(names);
 }
 
 class Cursor {
@@ -37,9 +67,11 @@ class Cursor {
   std::int64_t end_ = 0;
 };
 
-std::string layout_id(const Problem& problem, const formats::Packing& packing) {
+std::string layout_id(const Problem& problem,
+                      std::string_view prefix,
+                      const formats::Packing& packing) {
   const bool gated = activation_is_gated(problem.activation.kind);
-  return cat(packing.arch_class == formats::ArchClass::kCpu ? "cpu" : "sm90",
+  return cat(prefix,
              ".",
              packing.name,
              ".",
@@ -68,17 +100,27 @@ PackedRegion take_region(Cursor& cursor,
 }  // namespace
 
 Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescriptor& device) {
-  MOEKIT_ASSIGN_OR_RETURN(const formats::ArchClass arch_class, arch_class_of(device.arch));
+  const LayoutClass* layout_class = layout_class_of(device.arch);
+  if (layout_class == nullptr) {
+    return unsupported(cat("no packed layout for ", arch_name(device.arch), "; nearest: cpu"));
+  }
   const Format format = recipe_info(problem.recipe).weights;
-  const formats::Packing* packing = formats::packing_for(format, arch_class);
+  const formats::Packing* packing = formats::packing_for(format, layout_class->packing);
   if (packing == nullptr) {
-    return unsupported(
-        cat("no packed layout of ", format_info(format).name, " for ", arch_name(device.arch)));
+    return unsupported(cat("no packed layout of ",
+                           format_info(format).name,
+                           " (recipe ",
+                           recipe_info(problem.recipe).name,
+                           ") for ",
+                           arch_name(device.arch),
+                           ", which has ",
+                           formats_packed_for(layout_class->packing),
+                           "; nearest: device cpu"));
   }
   const bool gated = activation_is_gated(problem.activation.kind);
   const std::int64_t experts = problem.num_experts;
   PackedLayout layout;
-  layout.id = layout_id(problem, *packing);
+  layout.id = layout_id(problem, layout_class->prefix, *packing);
   layout.packing = packing;
   layout.num_experts = experts;
   Cursor cursor;

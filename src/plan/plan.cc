@@ -139,6 +139,9 @@ std::string Plan::to_text(std::int64_t num_tokens) const {
                 rung.steps.size(),
                 " steps");
     text += rung.chunk_tokens < rung.m_max ? cat(", chunks of ", rung.chunk_tokens, " tokens") : "";
+    text += rung.aux_stream_overlap.verdict == OverlapVerdict::kSafe
+                ? ""
+                : cat(", overlap ", overlap_verdict_name(rung.aux_stream_overlap.verdict));
     text += rung.deterministic ? "\n" : ", not deterministic\n";
   }
   text += cat("layout     ",

@@ -276,7 +276,9 @@ Json write_concurrency(const Concurrency& c) {
   return {{"launches", c.launches},
           {"grid_barrier", c.grid_barrier},
           {"cooperative", c.cooperative},
-          {"atomics", c.atomics}};
+          {"atomics", c.atomics},
+          {"resident_blocks", c.resident_blocks},
+          {"pdl_edges", c.pdl_edges}};
 }
 
 Concurrency read_concurrency(const Json& json) {
@@ -285,7 +287,23 @@ Concurrency read_concurrency(const Json& json) {
   json.at("grid_barrier").get_to(c.grid_barrier);
   json.at("cooperative").get_to(c.cooperative);
   json.at("atomics").get_to(c.atomics);
+  json.at("resident_blocks").get_to(c.resident_blocks);
+  json.at("pdl_edges").get_to(c.pdl_edges);
   return c;
+}
+
+Json write_overlap(const AuxStreamOverlap& overlap) {
+  return {{"verdict", overlap_verdict_name(overlap.verdict)}, {"reason", overlap.reason}};
+}
+
+AuxStreamOverlap read_overlap(const Json& json) {
+  AuxStreamOverlap overlap;
+  overlap.verdict =
+      read_name<OverlapVerdict>(json.at("verdict"), "verdict", [](const std::string& name) {
+        return base::value_of(plan::kOverlapVerdicts, name);
+      });
+  json.at("reason").get_to(overlap.reason);
+  return overlap;
 }
 
 Json write_ladder(const std::vector<Rung>& ladder) {
@@ -297,7 +315,8 @@ Json write_ladder(const std::vector<Rung>& ladder) {
                     {"family", execution_family_name(rung.family)},
                     {"steps", write_steps(rung.steps)},
                     {"deterministic", rung.deterministic},
-                    {"concurrency", write_concurrency(rung.concurrency)}});
+                    {"concurrency", write_concurrency(rung.concurrency)},
+                    {"aux_stream_overlap", write_overlap(rung.aux_stream_overlap)}});
   }
   return list;
 }
@@ -313,6 +332,7 @@ std::vector<Rung> read_ladder(const Json& json) {
     rung.steps = read_steps(item.at("steps"));
     item.at("deterministic").get_to(rung.deterministic);
     rung.concurrency = read_concurrency(item.at("concurrency"));
+    rung.aux_stream_overlap = read_overlap(item.at("aux_stream_overlap"));
     ladder.push_back(std::move(rung));
   }
   return ladder;
@@ -343,12 +363,7 @@ void read_tail(const Json& json, PlanData& plan) {
   }
   json.at("deterministic").get_to(plan.deterministic);
   plan.concurrency = read_concurrency(json.at("concurrency"));
-  const Json& overlap = json.at("aux_stream_overlap");
-  plan.aux_stream_overlap.verdict =
-      read_name<OverlapVerdict>(overlap.at("verdict"), "verdict", [](const std::string& name) {
-        return base::value_of(plan::kOverlapVerdicts, name);
-      });
-  overlap.at("reason").get_to(plan.aux_stream_overlap.reason);
+  plan.aux_stream_overlap = read_overlap(json.at("aux_stream_overlap"));
   for (const Json& item : json.at("refused")) {
     plan.refused.push_back(
         {item.at("family").get<std::string>(), item.at("reason").get<std::string>()});
@@ -382,8 +397,7 @@ std::string Plan::to_json(std::int64_t num_tokens) const {
   json["workspace"] = write_workspace(plan.workspace);
   json["deterministic"] = plan.deterministic;
   json["concurrency"] = write_concurrency(plan.concurrency);
-  json["aux_stream_overlap"] = {{"verdict", overlap_verdict_name(plan.aux_stream_overlap.verdict)},
-                                {"reason", plan.aux_stream_overlap.reason}};
+  json["aux_stream_overlap"] = write_overlap(plan.aux_stream_overlap);
   json["refused"] = write_refused(plan.refused);
   json["prepare"] = {{"policy", prepare_policy_name(plan.prepare.policy)},
                      {"peak_extra_bytes", plan.prepare.peak_extra_bytes},
