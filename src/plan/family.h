@@ -27,7 +27,9 @@ enum class SliceId : std::uint8_t {
   kRouteExperts,   // i32 [M * top_k] local expert of each route, or -1
   kExpertOffsets,  // i32 [num_experts + 1], exclusive prefix sum over active routes
   kRouteOrder,     // i32 [M * top_k] route indices sorted by expert, token-major within one
-  kXOperand,       // bf16 [M, hidden] where io_dtype is not bf16
+  kRouteBlocks,    // i32 [route blocks] expert of each block of padded routes
+  kXOperand,       // x as the products read it where that is not how it is given
+  kInnerOperand,   // the intermediate as a recipe with quantised activations reads it
   kIntermediate,   // bf16 [M * top_k, intermediate] by route (token * top_k + slot)
   kRouteOutput,    // f32 [M * top_k, hidden] by route
   kScratch,        // per-thread room of a CPU body

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/grouped_gemm/planner.h"
 
-#include "base/text.h"
+#include "kernels/grouped_gemm/planner_cuda.h"
 #include "panels/expert_steps.h"
 #include "panels/planning.h"
 
@@ -11,21 +11,26 @@ namespace {
 
 constexpr std::string_view kName = "grouped_gemm";
 
+bool on_cpu(const plan::FamilyContext& context) {
+  return context.device.arch == Arch::kCpu;
+}
+
 plan::Verdict check(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
-  if (context.device.arch == Arch::kCpu) {
-    return panels::check_cpu(context, m_max);
-  }
-  return plan::Verdict::refuse(
-      base::cat("device is ", arch_name(context.device.arch), ", bodies exist for cpu"));
+  return on_cpu(context) ? panels::check_cpu(context, m_max) : check_cuda(context, m_max);
+}
+
+std::vector<std::int64_t> breakpoints(const plan::FamilyContext& context) {
+  return on_cpu(context) ? std::vector<std::int64_t>() : breakpoints_cuda(context);
 }
 
 std::vector<plan::SliceRequest> slices(const plan::FamilyContext& context,
                                        std::int64_t num_tokens) {
-  return panels::step_slices(context, num_tokens);
+  return on_cpu(context) ? panels::step_slices(context, num_tokens)
+                         : slices_cuda(context, num_tokens);
 }
 
 std::vector<Step> lower(const plan::FamilyContext& context, std::int64_t, std::int64_t) {
-  return panels::lower_cpu(context, kName);
+  return on_cpu(context) ? panels::lower_cpu(context, kName) : lower_cuda(context);
 }
 
 plan::CpuKernel cpu_kernel(const Step& step) {
@@ -40,7 +45,7 @@ const plan::KernelFamily kFamily{
     .job = plan::FamilyJob::kExperts,
     .execution = ExecutionFamily::kGrouped,
     .check = check,
-    .breakpoints = nullptr,
+    .breakpoints = breakpoints,
     .slices = slices,
     .lower = lower,
     .cpu_kernel = cpu_kernel,

@@ -194,16 +194,29 @@ constexpr DirectRow kSm121aDirect[] = {kSm121aShape,
                                        kDirect[8]};
 static_assert(std::size(kSm121aDirect) == std::size(kDirect) + 1);
 
+constexpr std::string_view kTileSource = "reference.md §3.6";
+
+constexpr TileRow kTiles[] = {
+    {16, 128, 128, 8, kTileSource},
+    {16, 128, 64, 4, kTileSource},
+    {16, 64, 128, 4, kTileSource},
+    {kNoLimit, 256, 64, 8, kTileSource},
+    {kNoLimit, 128, 64, 4, kTileSource},
+    {kNoLimit, 64, 128, 4, kTileSource},
+};
+
 }  // namespace
 
 const TuningTable kSm120aTable{.arch = Arch::kSm120a,
                                .direct = kDirect,
                                .blocks = kBlocks,
+                               .tiles = kTiles,
                                .grids = kGrids,
                                .atomics = kAtomics};
 const TuningTable kSm121aTable{.arch = Arch::kSm121a,
                                .direct = kSm121aDirect,
                                .blocks = kSm121aBlocks,
+                               .tiles = kTiles,
                                .grids = kGrids,
                                .atomics = kAtomics};
 

@@ -25,10 +25,24 @@ constexpr BlockRow kBlocks[] = {
     {.rows = 64, .source = kBlockSource},
 };
 
+constexpr std::string_view kTileSource = "derived: reference.md §3.6";
+
+constexpr TileRow kTiles[] = {
+    {16, 128, 128, 8, kTileSource},
+    {16, 128, 64, 4, kTileSource},
+    {16, 64, 128, 4, kTileSource},
+    {kNoLimit, 256, 64, 8, kTileSource},
+    {kNoLimit, 128, 64, 4, kTileSource},
+    {kNoLimit, 64, 128, 4, kTileSource},
+};
+
 }  // namespace
 
-const TuningTable kSm80Table{.arch = Arch::kSm80, .direct = kDirect, .blocks = kBlocks};
-const TuningTable kSm86Table{.arch = Arch::kSm86, .direct = kDirect, .blocks = kBlocks};
-const TuningTable kSm89Table{.arch = Arch::kSm89, .direct = kDirect, .blocks = kBlocks};
+const TuningTable kSm80Table{
+    .arch = Arch::kSm80, .direct = kDirect, .blocks = kBlocks, .tiles = kTiles};
+const TuningTable kSm86Table{
+    .arch = Arch::kSm86, .direct = kDirect, .blocks = kBlocks, .tiles = kTiles};
+const TuningTable kSm89Table{
+    .arch = Arch::kSm89, .direct = kDirect, .blocks = kBlocks, .tiles = kTiles};
 
 }  // namespace moekit::plan

@@ -60,6 +60,16 @@ struct BlockRow {
   std::string_view source{};
 };
 
+/// A candidate tile of the grouped family for blocks of at most max_block_rows; of those that fit
+/// in shared memory the one with most blocks per SM is taken, the first of equals.
+struct TileRow {
+  std::int64_t max_block_rows = 0;
+  std::int32_t tile_n = 0;
+  std::int32_t tile_k = 0;
+  std::int32_t num_warps = 0;
+  std::string_view source{};
+};
+
 /// Blocks of the one cooperative launch of the pin `resident`, for up to max_routes routes; never
 /// more than the device holds at once.
 struct GridRow {
@@ -79,6 +89,7 @@ struct TuningTable {
   Arch arch = Arch::kCpu;
   std::span<const DirectRow> direct{};
   std::span<const BlockRow> blocks{};
+  std::span<const TileRow> tiles{};
   std::span<const GridRow> grids{};
   std::span<const AtomicRow> atomics{};
 };
