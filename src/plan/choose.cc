@@ -333,9 +333,11 @@ void note_conversions(PlanData& plan) {
                              dtype_name(plan.problem.io_dtype),
                              " to bf16, to nearest, ties to even"));
   }
-  plan.notes.push_back(cat("routes of a token are summed in f32 in ",
-                           combine_order_name(plan.problem.combine_order),
-                           " order"));
+  plan.notes.push_back(
+      cat("routes of a token are summed in f32 in ",
+          combine_order_name(plan.problem.combine_order),
+          " order",
+          plan.deterministic ? "" : ", by atomics in no order where not deterministic"));
 }
 
 }  // namespace

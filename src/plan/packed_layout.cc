@@ -115,7 +115,9 @@ Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescripto
                            arch_name(device.arch),
                            ", which has ",
                            formats_packed_for(layout_class->packing),
-                           "; nearest: device cpu"));
+                           formats::packing_for(format, formats::ArchClass::kCpu) != nullptr
+                               ? "; nearest: device cpu"
+                               : "; nearest: recipe w4a16_nvfp4"));
   }
   const bool gated = activation_is_gated(problem.activation.kind);
   const std::int64_t experts = problem.num_experts;
