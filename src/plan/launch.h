@@ -146,6 +146,9 @@ struct CudaFamily {
   Status (*launch)(const CudaCall& call, Launch& out);
   /// The known answer of a kernel.
   Result<SelfTest> (*self_test)(std::string_view kernel);
+  /// What the family asks of a call's tensors beyond bind's own checks, alignment say; null:
+  /// nothing. Called by bind: must not allocate where it succeeds.
+  Status (*check_call)(const CudaCall& call) = nullptr;
 };
 
 }  // namespace moekit::plan

@@ -60,6 +60,9 @@ Status BindingAccess::resolve_cuda(Binding& binding,
     if (family == nullptr) {
       return unsupported(cat("step ", step.kernel, " has no CUDA kernel in this library"));
     }
+    if (family->check_call != nullptr) {
+      MOEKIT_RETURN_IF_ERROR(family->check_call(call_of(binding)));
+    }
     binding.cuda_steps_[i] = {family, cuda.kernels().find(step.kernel)};
   }
   return {};

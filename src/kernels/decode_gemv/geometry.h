@@ -10,6 +10,30 @@
 
 namespace moekit::kernels::decode_gemv {
 
+/// Room that is kept for static shared memory: barriers and a few words (device/kernel.cuh).
+inline constexpr std::int32_t kStaticSmemBytes = 1024;
+
+/// What every resident block costs an SM besides its own shared memory (CUDA C++ programming guide,
+/// shared memory of compute capability 9.0: 228 KiB an SM, 227 KiB a block).
+inline constexpr std::int32_t kReservedSmemBytes = 1024;
+
+/// Dynamic shared memory of one block where `blocks_per_sm` share an SM.
+constexpr std::int32_t dynamic_smem_limit(std::int32_t smem_per_block_bytes,
+                                          std::int32_t blocks_per_sm) {
+  const std::int32_t sm = smem_per_block_bytes + kReservedSmemBytes;
+  return (sm / blocks_per_sm - kReservedSmemBytes - kStaticSmemBytes) / 128 * 128;
+}
+
+/// Clusters that fit the device at once. Those of more than two blocks need whole GPCs, which are
+/// not all of one size: on an H200, 62 of 66 clusters of four are resident.
+constexpr std::int32_t resident_clusters(std::int32_t num_sms,
+                                         std::int32_t blocks_per_sm,
+                                         std::int32_t cluster) {
+  const std::int32_t all = num_sms * blocks_per_sm / cluster;
+  const std::int32_t sure = cluster <= 2 ? all : all * 15 / 16;
+  return sure > 0 ? sure : 1;
+}
+
 /// What a launch is sized for. Sizes grow with num_tokens only.
 struct LaunchShape {
   std::int32_t num_tokens = 0;

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/decode_gemv/launch_cuda.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "kernels/decode_gemv/args.h"
+#include "kernels/decode_gemv/geometry.h"
+#include "kernels/decode_gemv/known_answer.h"
+#include "kernels/decode_gemv/variants.h"
+#include "recipes/activation_params.h"
+
+namespace moekit::kernels::decode_gemv {
+namespace {
+
+using base::cat;
+using plan::SliceId;
+
+// sm_90a: what one block may have, static shared memory included.
+constexpr std::int32_t kSm90SmemBytes = 227 * 1024;
+
+std::string prelude(const Variant& variant, const std::string& entry) {
+  const Spec& spec = variant.spec;
+  return cat("#include \"kernels/decode_gemv/device/kernel.cuh\"\n"
+             "using namespace moekit::kernels::decode_gemv;\n"
+             "constexpr Spec kSpec{.role = Role::",
+             spec.role == Role::kDown ? "kDown" : "kGateUp",
+             ", .group_size = ",
+             spec.group_size,
+             ", .warps_m = ",
+             spec.warps_m,
+             ", .warps_k = ",
+             spec.warps_k,
+             ", .teams = ",
+             spec.teams,
+             ", .k_steps = ",
+             spec.k_steps,
+             ", .row_tiles = ",
+             spec.row_tiles,
+             ", .max_columns = ",
+             spec.max_columns,
+             ", .blocks_per_sm = ",
+             spec.blocks_per_sm,
+             "};\n"
+             "extern \"C\" __global__ void __launch_bounds__(num_threads(kSpec), "
+             "kSpec.blocks_per_sm)\n",
+             entry,
+             "(const __grid_constant__ Args args) {\n"
+             "  decode<kSpec>(args);\n"
+             "}\n");
+}
+
+Result<plan::KernelSource> source(std::string_view kernel) {
+  const std::optional<Variant> variant = variant_from_name(kernel);
+  if (!variant.has_value()) {
+    return invalid_argument(cat("'", kernel, "' is no kernel of decode_gemv"));
+  }
+  plan::KernelSource made;
+  made.arch = Arch::kSm90a;
+  made.kernel = kernel;
+  made.entry = plan::entry_symbol(kernel);
+  made.num_threads = num_threads(variant->spec);
+  made.smem_bytes =
+      dynamic_smem_limit(kSm90SmemBytes, variant->spec.blocks_per_sm) + kStaticSmemBytes;
+  made.prelude = prelude(*variant, made.entry);
+  return made;
+}
+
+std::vector<plan::KernelSource> catalog(Arch arch) {
+  std::vector<plan::KernelSource> sources;
+  if (arch != Arch::kSm90a) {
+    return sources;
+  }
+  for (const std::int32_t group_size : {16, 32}) {
+    for (const Role role : {Role::kGateUp, Role::kDown}) {
+      for (const VariantRow& row : variant_rows(role)) {
+        Variant variant = row.variant;
+        variant.spec.group_size = group_size;
+        const std::string name = kernel_name(variant);
+        const auto same = [&name](const plan::KernelSource& made) { return made.kernel == name; };
+        if (std::none_of(sources.begin(), sources.end(), same)) {
+          sources.push_back(*source(name));
+        }
+      }
+    }
+  }
+  return sources;
+}
+
+IoType io_type(DType dtype) {
+  return dtype == DType::kBf16 ? IoType::kBf16 : dtype == DType::kF16 ? IoType::kF16 : IoType::kF32;
+}
+
+template <typename View>
+auto* row_of(const View& view, std::int64_t token) {
+  const std::int64_t bytes = token * view.strides[0] * dtype_bits(view.dtype) / 8;
+  if constexpr (std::is_const_v<std::remove_pointer_t<decltype(view.data)>>) {
+    return static_cast<const std::byte*>(view.data) + bytes;
+  } else {
+    return static_cast<std::byte*>(view.data) + bytes;
+  }
+}
+
+void set_routes(const plan::CudaCall& call, Args& args) {
+  const Problem& problem = call.plan->problem;
+  if (problem.routing.has_value()) {
+    args.ids = call.slice<std::int32_t>(SliceId::kTopkIds);
+    args.ids_stride = problem.top_k;
+    args.route_weights = call.slice<float>(SliceId::kTopkWeights);
+    args.route_weights_stride = problem.top_k;
+  } else {
+    const TensorView& ids = call.arguments->topk_ids;
+    const TensorView& weights = call.arguments->topk_weights;
+    args.ids = row_of(ids, call.token_begin);
+    args.ids_stride = ids.strides[0];
+    args.ids_are_i64 = ids.dtype == DType::kI64 ? 1 : 0;
+    args.route_weights = reinterpret_cast<const float*>(row_of(weights, call.token_begin));
+    args.route_weights_stride = weights.strides[0];
+  }
+  args.expert_map = problem.expert_map ? call.arguments->expert_map : nullptr;
+  args.router_experts = static_cast<std::int32_t>(num_router_experts(problem));
+  args.num_tokens = static_cast<std::int32_t>(call.num_tokens);
+  args.top_k = static_cast<std::int32_t>(problem.top_k);
+}
+
+void set_weights(const plan::CudaCall& call, Role role, Args& args) {
+  const plan::PackedRegion& region =
+      role == Role::kDown ? call.weights.layout->down : call.weights.layout->gate_up;
+  args.weights = reinterpret_cast<const device::u8*>(call.weights.base + region.offset);
+  args.expert_stride_bytes = region.expert_stride_bytes;
+  args.globals = call.weights.globals(0);
+  args.gate_bias = call.weights.gate_bias(0);
+  args.up_bias = call.weights.up_bias(0);
+  args.down_bias = call.weights.down_bias(0);
+  args.num_experts = static_cast<std::int32_t>(call.weights.layout->num_experts);
+  args.num_parts = call.weights.layout->gate_up.shape.num_parts;
+  args.down_group_offset =
+      static_cast<std::int32_t>(call.weights.layout->down.shape.group_offset);
+}
+
+void set_tensors(const plan::CudaCall& call, Args& args) {
+  const RunArguments& arguments = *call.arguments;
+  args.x = reinterpret_cast<const device::u16*>(row_of(arguments.x, call.token_begin));
+  args.x_stride = arguments.x.strides[0];
+  args.intermediate = call.slice<device::u16>(SliceId::kIntermediate);
+  args.spill = call.slice<float>(SliceId::kScratch);
+  args.out = row_of(arguments.out, call.token_begin);
+  args.out_stride = arguments.out.strides[0];
+  args.out_type = io_type(arguments.out.dtype);
+  if (call.plan->problem.shared != SharedInput::kNone) {
+    args.shared_input = row_of(arguments.shared, call.token_begin);
+    args.shared_stride = arguments.shared.strides[0];
+    args.shared_type = io_type(arguments.shared.dtype);
+  }
+}
+
+void set_semantics(const Problem& problem, Args& args) {
+  const bool on_weights = problem.routed_scaling_place == ScalingPlace::kWeights;
+  args.hidden = static_cast<std::int32_t>(problem.hidden_size);
+  args.intermediate_size = static_cast<std::int32_t>(problem.intermediate_size);
+  args.weight_on_input = problem.router_weight_on_input ? 1 : 0;
+  args.expert_order = problem.combine_order == CombineOrder::kExpert ? 1 : 0;
+  args.weight_scale = on_weights ? problem.routed_scaling : 1.0F;
+  args.sum_scale = on_weights ? 1.0F : problem.routed_scaling;
+  args.activation = recipes::activation_params(problem.activation);
+}
+
+/// The planned grid, for as many tokens as the call has: shared memory is laid out anew.
+Geometry geometry_for(const Variant& variant, const Step& step, const Args& args) {
+  LaunchShape shape;
+  shape.num_tokens = args.num_tokens;
+  shape.top_k = args.top_k;
+  shape.num_experts = args.num_experts;
+  shape.hidden = args.hidden;
+  shape.smem_bytes = static_cast<std::int32_t>(step.smem_bytes);
+  shape.cluster = variant.cluster;
+  if (variant.spec.role == Role::kDown) {
+    shape.max_clusters = static_cast<std::int32_t>(step.grid.x) / variant.cluster;
+    return down_geometry(variant.spec, shape);
+  }
+  shape.num_sms = static_cast<std::int32_t>(step.grid.x);
+  return gate_up_geometry(variant.spec, shape);
+}
+
+Status launch(const plan::CudaCall& call, plan::Launch& out) {
+  const std::optional<Variant> variant = variant_from_name(call.step->kernel);
+  if (!variant.has_value()) {
+    return internal_error(cat("step ", call.step->kernel, " is no kernel of decode_gemv"));
+  }
+  Args args{};
+  set_weights(call, variant->spec.role, args);
+  set_routes(call, args);
+  set_tensors(call, args);
+  set_semantics(call.plan->problem, args);
+  const Geometry geometry = geometry_for(*variant, *call.step, args);
+  if (!geometry.fits || geometry.grid != call.step->grid.x) {
+    return internal_error(cat("step ",
+                              call.step->kernel,
+                              ": ",
+                              call.num_tokens,
+                              " tokens take ",
+                              geometry.grid,
+                              " blocks of ",
+                              geometry.smem_bytes,
+                              " bytes, the plan has ",
+                              call.step->grid.x,
+                              " of ",
+                              call.step->smem_bytes));
+  }
+  args.ring_bytes = geometry.ring_bytes;
+  args.result_rows = geometry.result_rows;
+  out.geometry.smem_bytes = geometry.smem_bytes;
+  out.geometry.cluster.x = variant->cluster;
+  out.arguments.set(args);
+  return {};
+}
+
+/// Rows of x are copied 16 bytes at a time.
+Status check_call(const plan::CudaCall& call) {
+  constexpr std::int64_t kRowBytes = 16;
+  const TensorView& x = call.arguments->x;
+  if (x.shape[0] == 0) {
+    return {};
+  }
+  const std::int64_t stride_bytes = x.strides[0] * dtype_bits(x.dtype) / 8;
+  if (reinterpret_cast<std::uintptr_t>(x.data) % kRowBytes != 0 ||
+      (x.shape[0] > 1 && stride_bytes % kRowBytes != 0)) {
+    return invalid_argument(cat("x begins at an address that is ",
+                                reinterpret_cast<std::uintptr_t>(x.data) % kRowBytes,
+                                " modulo 16 and has rows ",
+                                stride_bytes,
+                                " bytes apart, expected multiples of 16"));
+  }
+  return {};
+}
+
+}  // namespace
+
+const plan::CudaFamily kCuda{.catalog = catalog,
+                             .source = source,
+                             .launch = launch,
+                             .self_test = known_answer,
+                             .check_call = check_call};
+
+}  // namespace moekit::kernels::decode_gemv

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/decode_gemv/planner_cuda.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/text.h"
+#include "kernels/decode_gemv/variants.h"
+
+namespace moekit::kernels::decode_gemv {
+namespace {
+
+using base::cat;
+
+// Row and tile numbers are 32-bit in the kernels: 2304 entries of 2^17 row tiles stay below 2^31.
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 20;
+
+struct PinnedTiles {
+  std::string_view gate_up{};
+  std::string_view down{};
+};
+
+/// `tile=GATE_UP+DOWN`.
+PinnedTiles pinned_tiles(const PlanOverrides& overrides) {
+  if (!overrides.tile.has_value()) {
+    return {};
+  }
+  const std::string_view tile = *overrides.tile;
+  const std::size_t plus = std::min(tile.find('+'), tile.size());
+  return {tile.substr(0, plus), tile.substr(std::min(plus + 1, tile.size()))};
+}
+
+struct Choices {
+  RoleChoice gate_up;
+  RoleChoice down;
+};
+
+std::optional<Choices> choices_for(const plan::FamilyContext& context, std::int64_t num_tokens) {
+  CallShape shape =
+      call_shape(context.problem, context.device, context.layout.down.shape.group_offset);
+  shape.num_tokens = static_cast<std::int32_t>(num_tokens);
+  const PinnedTiles tiles = pinned_tiles(context.overrides);
+  std::optional<RoleChoice> gate_up = choose_variant(Role::kGateUp, shape, tiles.gate_up);
+  std::optional<RoleChoice> down = choose_variant(Role::kDown, shape, tiles.down);
+  if (!gate_up.has_value() || !down.has_value()) {
+    return std::nullopt;
+  }
+  return Choices{*gate_up, *down};
+}
+
+std::string tiles_of(Role role) {
+  std::string names;
+  for (const VariantRow& row : variant_rows(role)) {
+    const std::string name = tile_name(row.variant);
+    if (names.find(name) == std::string::npos) {
+      names += cat(names.empty() ? "" : ", ", name);
+    }
+  }
+  return names;
+}
+
+std::string refused_pin(const plan::FamilyContext& context) {
+  const PlanOverrides& overrides = context.overrides;
+  if (overrides.route_block_rows.has_value()) {
+    return cat("pin route_block_rows=",
+               *overrides.route_block_rows,
+               " has no meaning here: routes are not padded; leave it out");
+  }
+  if (overrides.resident) {
+    return "pin resident: the one cooperative launch is not written yet; leave it out";
+  }
+  if (overrides.pdl_first && context.problem.routing.has_value()) {
+    return "pin pdl_first: the plan begins with route_topk, which reads its logits at once; route "
+           "before the call or leave the pin out";
+  }
+  const PinnedTiles tiles = pinned_tiles(overrides);
+  const auto known = [](Role role, std::string_view tile) {
+    const auto rows = variant_rows(role);
+    return std::any_of(rows.begin(), rows.end(), [tile](const VariantRow& row) {
+      return tile_name(row.variant) == tile;
+    });
+  };
+  if (overrides.tile.has_value() &&
+      (!known(Role::kGateUp, tiles.gate_up) || !known(Role::kDown, tiles.down))) {
+    return cat("pin tile=",
+               *overrides.tile,
+               ", expected GATE_UP+DOWN with a gate_up tile of ",
+               tiles_of(Role::kGateUp),
+               " and a down tile of ",
+               tiles_of(Role::kDown));
+  }
+  return {};
+}
+
+std::string refused_problem(const plan::FamilyContext& context, std::int64_t m_max) {
+  const Problem& problem = context.problem;
+  if (context.device.arch != Arch::kSm90a) {
+    return cat("device is ", arch_name(context.device.arch), ", kernels exist for sm_90a and cpu");
+  }
+  if (problem.recipe != Recipe::kW4a16Nvfp4 && problem.recipe != Recipe::kW4a16Mxfp4) {
+    return cat("recipe ",
+               recipe_info(problem.recipe).name,
+               ", kernels on sm_90a exist for w4a16_nvfp4 and w4a16_mxfp4");
+  }
+  if (problem.io_dtype != DType::kBf16) {
+    return cat("io_dtype ", dtype_name(problem.io_dtype), ", kernels on sm_90a take bf16");
+  }
+  if (problem.batch_invariant) {
+    return "batch_invariant: down splits K over a cluster by the routes of the whole call";
+  }
+  if (m_max > kMaxTokens) {
+    return cat("M ", m_max, ", at most ", kMaxTokens, " tokens a call");
+  }
+  if (problem.hidden_size > kMaxExtent || problem.intermediate_size > kMaxExtent) {
+    return cat("hidden ",
+               problem.hidden_size,
+               ", intermediate ",
+               problem.intermediate_size,
+               ", at most ",
+               kMaxExtent);
+  }
+  return {};
+}
+
+/// Token counts 1…capacity at which the launches change, the last included.
+std::vector<std::int64_t> rung_ends(const plan::FamilyContext& context) {
+  const std::int64_t last = std::min<std::int64_t>(context.problem.num_tokens, kMaxTokens);
+  std::vector<std::int64_t> ends;
+  std::optional<Choices> before;
+  for (std::int64_t tokens = 1; tokens <= last; ++tokens) {
+    const std::optional<Choices> now = choices_for(context, tokens);
+    if (before.has_value() && now.has_value() &&
+        !(same_launch(before->gate_up, now->gate_up) && same_launch(before->down, now->down))) {
+      ends.push_back(tokens - 1);
+    }
+    before = now;
+  }
+  ends.push_back(std::max<std::int64_t>(last, 0));
+  return ends;
+}
+
+Step step_for(const RoleChoice& choice, bool pdl_edge) {
+  Step step;
+  step.family = "decode_gemv";
+  step.kernel = kernel_name(choice.variant);
+  step.grid.x = choice.grid;
+  step.block.x = num_threads(choice.variant.spec);
+  step.smem_bytes = choice.smem_bytes;
+  step.status = choice.measured ? StepStatus::kMeasured : StepStatus::kCompiled;
+  step.pdl_edge = pdl_edge;
+  return step;
+}
+
+}  // namespace
+
+plan::Verdict check_cuda(const plan::FamilyContext& context, std::int64_t m_max) {
+  std::string reason = refused_problem(context, m_max);
+  if (reason.empty()) {
+    reason = refused_pin(context);
+  }
+  if (!reason.empty()) {
+    return plan::Verdict::refuse(std::move(reason));
+  }
+  // Routes only grow with M, so whatever fits the most tokens fits fewer.
+  if (!choices_for(context, m_max).has_value()) {
+    return plan::Verdict::refuse(cat("no variant fits ",
+                                     context.device.smem_per_block_bytes,
+                                     " bytes of shared memory at M ",
+                                     m_max,
+                                     ", top-",
+                                     context.problem.top_k,
+                                     ", ",
+                                     context.problem.num_experts,
+                                     " experts"));
+  }
+  // Active bytes at 4.5 bytes a picosecond and two launches: it ranks, nothing is read off it.
+  const Problem& problem = context.problem;
+  const auto active =
+      static_cast<double>(std::min(m_max * problem.top_k, problem.num_experts));
+  const double bytes = active * static_cast<double>(context.layout.gate_up.expert_stride_bytes +
+                                                    context.layout.down.expert_stride_bytes);
+  return plan::Verdict::accept(5.0 + bytes / 4.5e6);
+}
+
+std::vector<std::int64_t> breakpoints_cuda(const plan::FamilyContext& context) {
+  return rung_ends(context);
+}
+
+std::vector<plan::SliceRequest> slices_cuda(const plan::FamilyContext& context,
+                                            std::int64_t num_tokens) {
+  const Problem& problem = context.problem;
+  const CallShape shape = call_shape(problem, context.device, context.layout.down.shape.group_offset);
+  std::int64_t spill = 0;
+  for (const std::int64_t end : rung_ends(context)) {
+    // A chunk runs with the kernels of its rung, whatever its own size.
+    const std::optional<Choices> choices = choices_for(context, end);
+    if (choices.has_value()) {
+      spill = std::max(spill, spill_bytes(choices->down, shape, std::min(end, num_tokens)));
+    }
+  }
+  return {{plan::SliceId::kIntermediate,
+           num_tokens * problem.top_k * problem.intermediate_size * 2},
+          {plan::SliceId::kScratch, num_tokens == 0 ? 0 : spill}};
+}
+
+std::vector<Step> lower_cuda(const plan::FamilyContext& context, std::int64_t m_max) {
+  const std::optional<Choices> choices = choices_for(context, m_max);
+  if (!choices.has_value()) {
+    return {};  // check has refused it
+  }
+  return {step_for(choices->gate_up, context.overrides.pdl_first), step_for(choices->down, true)};
+}
+
+}  // namespace moekit::kernels::decode_gemv
