@@ -18,8 +18,8 @@ inline constexpr std::int32_t kStaticSmemBytes = 1024;
 inline constexpr std::int32_t kReservedSmemBytes = 1024;
 
 /// Dynamic shared memory of one block where `blocks_per_sm` share an SM.
-constexpr std::int32_t dynamic_smem_limit(std::int32_t smem_per_block_bytes,
-                                          std::int32_t blocks_per_sm) {
+constexpr std::int32_t launch_smem_limit(std::int32_t smem_per_block_bytes,
+                                         std::int32_t blocks_per_sm) {
   const std::int32_t sm = smem_per_block_bytes + kReservedSmemBytes;
   return (sm / blocks_per_sm - kReservedSmemBytes - kStaticSmemBytes) / 128 * 128;
 }

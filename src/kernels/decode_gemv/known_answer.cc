@@ -24,8 +24,8 @@ constexpr std::int64_t kTopK = 2;
 constexpr std::int64_t kExperts = 4;
 constexpr std::int64_t kHidden = 136;
 constexpr std::int64_t kInner = 72;
-constexpr std::array<std::int32_t, kTokens * kTopK> kIds = {2, 0, 2, -1, 3, 0};
-constexpr std::array<float, kTokens * kTopK> kRouteWeights = {0.5F, 0.25F, 1.0F, 8.0F, 2.0F, 0.5F};
+constexpr std::array<std::int32_t, kTokens* kTopK> kIds = {2, 0, 2, -1, 3, 0};
+constexpr std::array<float, kTokens* kTopK> kRouteWeights = {0.5F, 0.25F, 1.0F, 8.0F, 2.0F, 0.5F};
 constexpr float kGlobal = 0.0625F;
 
 std::uint32_t next(std::uint32_t& state) {
@@ -52,8 +52,8 @@ struct Matrix {
     scales.resize(static_cast<std::size_t>(rows * groups));
     for (std::uint8_t& scale : scales) {
       const std::uint32_t power = next(state) % 3U;
-      scale = static_cast<std::uint8_t>(format == Format::kNvfp4 ? 0x38U + power * 8U
-                                                                 : 127U + power);
+      scale =
+          static_cast<std::uint8_t>(format == Format::kNvfp4 ? 0x38U + power * 8U : 127U + power);
     }
     view.format = format;
     view.rows = rows;
@@ -131,12 +131,8 @@ float dot(const std::vector<float>& weights, const std::uint16_t* operand) {
   return sum;
 }
 
-constexpr device::ActivationParams kActivation{device::ActivationKind::kSilu,
-                                               __builtin_inff(),
-                                               1.702F,
-                                               1.0F,
-                                               4.0F,
-                                               25.0F};
+constexpr device::ActivationParams kActivation{
+    device::ActivationKind::kSilu, __builtin_inff(), 1.702F, 1.0F, 4.0F, 25.0F};
 
 /// [kTokens * kTopK, kInner]; a row of an inactive route stays as it was.
 std::vector<std::uint16_t> expected_intermediate(const Layer& layer,
@@ -152,8 +148,7 @@ std::vector<std::uint16_t> expected_intermediate(const Layer& layer,
     for (std::size_t row = 0; row < static_cast<std::size_t>(kInner); ++row) {
       const float gate = dot(layer.values[expert * 2][row], operand) * kGlobal;
       const float up = dot(layer.values[expert * 2 + 1][row], operand) * kGlobal;
-      rows[route * kInner + row] =
-          device::bf16_from_f32(device::activate(kActivation, gate, up));
+      rows[route * kInner + row] = device::bf16_from_f32(device::activate(kActivation, gate, up));
     }
   }
   return rows;
@@ -168,8 +163,8 @@ std::vector<float> expected_out(const Layer& layer, const std::vector<std::uint1
     const auto expert = static_cast<std::size_t>(kIds[route]);
     for (std::size_t row = 0; row < static_cast<std::size_t>(kHidden); ++row) {
       out[route / kTopK * kHidden + row] +=
-          kRouteWeights[route] * (dot(layer.values[expert][row], operand.data() + route * kInner) *
-                                  kGlobal);
+          kRouteWeights[route] *
+          (dot(layer.values[expert][row], operand.data() + route * kInner) * kGlobal);
     }
   }
   return out;
@@ -211,7 +206,7 @@ plan::LaunchGeometry launch_geometry(const Variant& variant, Args& args) {
   shape.num_experts = kExperts;
   shape.hidden = kHidden;
   shape.num_sms = 3;
-  shape.smem_bytes = dynamic_smem_limit(kSm90SmemBytes, variant.spec.blocks_per_sm);
+  shape.smem_bytes = launch_smem_limit(kSm90SmemBytes, variant.spec.blocks_per_sm);
   shape.cluster = variant.cluster;
   shape.max_clusters = 2;
   const Geometry geometry = variant.spec.role == Role::kDown
@@ -248,14 +243,13 @@ Result<plan::SelfTest> known_answer(std::string_view kernel) {
     const std::vector<std::uint16_t> operand = small_integers(kTokens * kTopK * kInner);
     const std::vector<float> out = expected_out(layer, operand);
     test.buffers.push_back({.before = bytes_of(operand)});
-    test.buffers.push_back(
-        {.before = std::vector<std::byte>(out.size() * 4, std::byte{0xFF}), .after = bytes_of(out)});
+    test.buffers.push_back({.before = std::vector<std::byte>(out.size() * 4, std::byte{0xFF}),
+                            .after = bytes_of(out)});
   } else {
     const std::vector<std::uint16_t> rows = expected_intermediate(layer, x, kUntouched);
     test.buffers.push_back({.before = bytes_of(x)});
-    test.buffers.push_back(
-        {.before = bytes_of(std::vector<std::uint16_t>(rows.size(), kUntouched)),
-         .after = bytes_of(rows)});
+    test.buffers.push_back({.before = bytes_of(std::vector<std::uint16_t>(rows.size(), kUntouched)),
+                            .after = bytes_of(rows)});
   }
   test.pointers = {{offsetof(Args, weights), 0, 0},
                    {offsetof(Args, globals), 1, 0},

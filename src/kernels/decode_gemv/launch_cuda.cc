@@ -21,33 +21,34 @@ constexpr std::int32_t kSm90SmemBytes = 227 * 1024;
 
 std::string prelude(const Variant& variant, const std::string& entry) {
   const Spec& spec = variant.spec;
-  return cat("#include \"kernels/decode_gemv/device/kernel.cuh\"\n"
-             "using namespace moekit::kernels::decode_gemv;\n"
-             "constexpr Spec kSpec{.role = Role::",
-             spec.role == Role::kDown ? "kDown" : "kGateUp",
-             ", .group_size = ",
-             spec.group_size,
-             ", .warps_m = ",
-             spec.warps_m,
-             ", .warps_k = ",
-             spec.warps_k,
-             ", .teams = ",
-             spec.teams,
-             ", .k_steps = ",
-             spec.k_steps,
-             ", .row_tiles = ",
-             spec.row_tiles,
-             ", .max_columns = ",
-             spec.max_columns,
-             ", .blocks_per_sm = ",
-             spec.blocks_per_sm,
-             "};\n"
-             "extern \"C\" __global__ void __launch_bounds__(num_threads(kSpec), "
-             "kSpec.blocks_per_sm)\n",
-             entry,
-             "(const __grid_constant__ Args args) {\n"
-             "  decode<kSpec>(args);\n"
-             "}\n");
+  return cat(
+      "#include \"kernels/decode_gemv/device/kernel.cuh\"\n"
+      "using namespace moekit::kernels::decode_gemv;\n"
+      "constexpr Spec kSpec{.role = Role::",
+      spec.role == Role::kDown ? "kDown" : "kGateUp",
+      ", .group_size = ",
+      spec.group_size,
+      ", .warps_m = ",
+      spec.warps_m,
+      ", .warps_k = ",
+      spec.warps_k,
+      ", .teams = ",
+      spec.teams,
+      ", .k_steps = ",
+      spec.k_steps,
+      ", .row_tiles = ",
+      spec.row_tiles,
+      ", .max_columns = ",
+      spec.max_columns,
+      ", .blocks_per_sm = ",
+      spec.blocks_per_sm,
+      "};\n"
+      "extern \"C\" __global__ void __launch_bounds__(num_threads(kSpec), "
+      "kSpec.blocks_per_sm)\n",
+      entry,
+      "(const __grid_constant__ Args args) {\n"
+      "  decode<kSpec>(args);\n"
+      "}\n");
 }
 
 Result<plan::KernelSource> source(std::string_view kernel) {
@@ -61,7 +62,7 @@ Result<plan::KernelSource> source(std::string_view kernel) {
   made.entry = plan::entry_symbol(kernel);
   made.num_threads = num_threads(variant->spec);
   made.smem_bytes =
-      dynamic_smem_limit(kSm90SmemBytes, variant->spec.blocks_per_sm) + kStaticSmemBytes;
+      launch_smem_limit(kSm90SmemBytes, variant->spec.blocks_per_sm) + kStaticSmemBytes;
   made.prelude = prelude(*variant, made.entry);
   return made;
 }
@@ -74,6 +75,9 @@ std::vector<plan::KernelSource> catalog(Arch arch) {
   for (const std::int32_t group_size : {16, 32}) {
     for (const Role role : {Role::kGateUp, Role::kDown}) {
       for (const VariantRow& row : variant_rows(role)) {
+        if (group_size == 32 && !row.mxfp4) {
+          continue;
+        }
         Variant variant = row.variant;
         variant.spec.group_size = group_size;
         const std::string name = kernel_name(variant);
@@ -134,8 +138,7 @@ void set_weights(const plan::CudaCall& call, Role role, Args& args) {
   args.down_bias = call.weights.down_bias(0);
   args.num_experts = static_cast<std::int32_t>(call.weights.layout->num_experts);
   args.num_parts = call.weights.layout->gate_up.shape.num_parts;
-  args.down_group_offset =
-      static_cast<std::int32_t>(call.weights.layout->down.shape.group_offset);
+  args.down_group_offset = static_cast<std::int32_t>(call.weights.layout->down.shape.group_offset);
 }
 
 void set_tensors(const plan::CudaCall& call, Args& args) {

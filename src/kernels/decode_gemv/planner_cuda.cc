@@ -12,9 +12,6 @@ namespace {
 
 using base::cat;
 
-// Row and tile numbers are 32-bit in the kernels: 2304 entries of 2^17 row tiles stay below 2^31.
-constexpr std::int64_t kMaxExtent = std::int64_t{1} << 20;
-
 struct PinnedTiles {
   std::string_view gate_up{};
   std::string_view down{};
@@ -48,11 +45,11 @@ std::optional<Choices> choices_for(const plan::FamilyContext& context, std::int6
   return Choices{*gate_up, *down};
 }
 
-std::string tiles_of(Role role) {
+std::string tiles_of(Role role, bool mxfp4) {
   std::string names;
   for (const VariantRow& row : variant_rows(role)) {
     const std::string name = tile_name(row.variant);
-    if (names.find(name) == std::string::npos) {
+    if (names.find(name) == std::string::npos && (row.mxfp4 || !mxfp4)) {
       names += cat(names.empty() ? "" : ", ", name);
     }
   }
@@ -74,10 +71,11 @@ std::string refused_pin(const plan::FamilyContext& context) {
            "before the call or leave the pin out";
   }
   const PinnedTiles tiles = pinned_tiles(overrides);
-  const auto known = [](Role role, std::string_view tile) {
+  const bool mxfp4 = context.problem.recipe == Recipe::kW4a16Mxfp4;
+  const auto known = [mxfp4](Role role, std::string_view tile) {
     const auto rows = variant_rows(role);
-    return std::any_of(rows.begin(), rows.end(), [tile](const VariantRow& row) {
-      return tile_name(row.variant) == tile;
+    return std::any_of(rows.begin(), rows.end(), [&](const VariantRow& row) {
+      return tile_name(row.variant) == tile && (row.mxfp4 || !mxfp4);
     });
   };
   if (overrides.tile.has_value() &&
@@ -85,9 +83,9 @@ std::string refused_pin(const plan::FamilyContext& context) {
     return cat("pin tile=",
                *overrides.tile,
                ", expected GATE_UP+DOWN with a gate_up tile of ",
-               tiles_of(Role::kGateUp),
+               tiles_of(Role::kGateUp, mxfp4),
                " and a down tile of ",
-               tiles_of(Role::kDown));
+               tiles_of(Role::kDown, mxfp4));
   }
   return {};
 }
@@ -110,14 +108,6 @@ std::string refused_problem(const plan::FamilyContext& context, std::int64_t m_m
   }
   if (m_max > kMaxTokens) {
     return cat("M ", m_max, ", at most ", kMaxTokens, " tokens a call");
-  }
-  if (problem.hidden_size > kMaxExtent || problem.intermediate_size > kMaxExtent) {
-    return cat("hidden ",
-               problem.hidden_size,
-               ", intermediate ",
-               problem.intermediate_size,
-               ", at most ",
-               kMaxExtent);
   }
   return {};
 }
@@ -175,8 +165,7 @@ plan::Verdict check_cuda(const plan::FamilyContext& context, std::int64_t m_max)
   }
   // Active bytes at 4.5 bytes a picosecond and two launches: it ranks, nothing is read off it.
   const Problem& problem = context.problem;
-  const auto active =
-      static_cast<double>(std::min(m_max * problem.top_k, problem.num_experts));
+  const auto active = static_cast<double>(std::min(m_max * problem.top_k, problem.num_experts));
   const double bytes = active * static_cast<double>(context.layout.gate_up.expert_stride_bytes +
                                                     context.layout.down.expert_stride_bytes);
   return plan::Verdict::accept(5.0 + bytes / 4.5e6);
@@ -189,7 +178,8 @@ std::vector<std::int64_t> breakpoints_cuda(const plan::FamilyContext& context) {
 std::vector<plan::SliceRequest> slices_cuda(const plan::FamilyContext& context,
                                             std::int64_t num_tokens) {
   const Problem& problem = context.problem;
-  const CallShape shape = call_shape(problem, context.device, context.layout.down.shape.group_offset);
+  const CallShape shape =
+      call_shape(problem, context.device, context.layout.down.shape.group_offset);
   std::int64_t spill = 0;
   for (const std::int64_t end : rung_ends(context)) {
     // A chunk runs with the kernels of its rung, whatever its own size.
@@ -198,9 +188,9 @@ std::vector<plan::SliceRequest> slices_cuda(const plan::FamilyContext& context,
       spill = std::max(spill, spill_bytes(choices->down, shape, std::min(end, num_tokens)));
     }
   }
-  return {{plan::SliceId::kIntermediate,
-           num_tokens * problem.top_k * problem.intermediate_size * 2},
-          {plan::SliceId::kScratch, num_tokens == 0 ? 0 : spill}};
+  return {
+      {plan::SliceId::kIntermediate, num_tokens * problem.top_k * problem.intermediate_size * 2},
+      {plan::SliceId::kScratch, num_tokens == 0 ? 0 : spill}};
 }
 
 std::vector<Step> lower_cuda(const plan::FamilyContext& context, std::int64_t m_max) {

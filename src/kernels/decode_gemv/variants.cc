@@ -64,6 +64,9 @@ constexpr VariantRow kGateUpRows[] = {
     {gate_up(4, 4, 2, 2, 24, 1), kAny, kAny, kAny, kAny, kAny, 1},
 };
 
+// 20 warps have 96 registers each; with exponents per row these two do not get by with them.
+constexpr bool kSpillsForMxfp4 = false;
+
 // max_row_tiles is what the resident clusters hold in one wave.
 constexpr VariantRow kDownRows[] = {
     {down({2, 1, 4}, 4, 3, 8, 2, 2), 16, 4, 4, 396, kAny, 1},
@@ -75,9 +78,9 @@ constexpr VariantRow kDownRows[] = {
     {down({1, 8, 1}, 2, 2, 8, 2, 2), kAny, 4, kAny, 264, kAny, 2},
     {down({1, 8, 1}, 2, 3, 8, 2, 2), kAny, 4, kAny, 396, kAny, 2},
     {down({2, 8, 1}, 1, 2, 24, 1, 2), kAny, 8, kAny, 264, kAny, 1},
-    {down({2, 8, 1}, 1, 3, 16, 1, 2), kAny, 8, kAny, 396, kAny, 1},
+    {down({2, 8, 1}, 1, 3, 16, 1, 2), kAny, 8, kAny, 396, kAny, 1, kSpillsForMxfp4},
     {down({2, 8, 1}, 1, 2, 24, 1, 2), kAny, kAny, kAny, 264, kAny, 1},
-    {down({2, 8, 1}, 1, 3, 24, 1, 2), kAny, kAny, kAny, 396, kAny, 1},
+    {down({2, 8, 1}, 1, 3, 24, 1, 2), kAny, kAny, kAny, 396, kAny, 1, kSpillsForMxfp4},
 };
 
 struct Letter {
@@ -129,7 +132,7 @@ LaunchShape launch_shape(const Variant& variant, const CallShape& shape) {
   launch.num_experts = shape.num_experts;
   launch.hidden = shape.hidden;
   launch.num_sms = shape.num_sms;
-  launch.smem_bytes = dynamic_smem_limit(shape.smem_per_block_bytes, variant.spec.blocks_per_sm);
+  launch.smem_bytes = launch_smem_limit(shape.smem_per_block_bytes, variant.spec.blocks_per_sm);
   launch.cluster = variant.cluster;
   return launch;
 }
@@ -155,9 +158,8 @@ bool serves(const VariantRow& row, const CallShape& shape) {
   const std::int64_t k = is_down ? shape.intermediate + shape.down_group_offset : shape.hidden;
   const std::int64_t k_tiles = device::fp4_k_tiles(k, 0);
   const std::int64_t row_tiles = device::fp4_row_tiles(shape.hidden, 1);
-  const std::int64_t unit_bytes =
-      device::fp4_row_tiles(shape.intermediate, shape.num_parts) * k_tiles *
-      device::fp4_tile_bytes(shape.group_size);
+  const std::int64_t unit_bytes = device::fp4_row_tiles(shape.intermediate, shape.num_parts) *
+                                  k_tiles * device::fp4_tile_bytes(shape.group_size);
   const std::int64_t active = std::min<std::int64_t>(routes, shape.num_experts);
   return routes <= row.max_routes &&
          (row.max_mean_routes == kAny || routes <= row.max_mean_routes * shape.num_experts) &&
@@ -213,9 +215,8 @@ std::optional<Variant> variant_from_name(std::string_view kernel) noexcept {
       return std::nullopt;
     }
   }
-  if (variant.spec.role == Role::kDown &&
-      (!take_number(kernel, 'x', variant.cluster) || variant.cluster < 1 ||
-       variant.cluster > kMaxCluster)) {
+  if (variant.spec.role == Role::kDown && (!take_number(kernel, 'x', variant.cluster) ||
+                                           variant.cluster < 1 || variant.cluster > kMaxCluster)) {
     return std::nullopt;
   }
   if (kernel != ".sm90a" || why_invalid(variant.spec) != nullptr) {
@@ -264,7 +265,7 @@ std::optional<RoleChoice> choose_variant(Role role, const CallShape& shape, std:
   std::optional<RoleChoice> fallback;
   for (const VariantRow& row : variant_rows(role)) {
     const Variant variant = with_group(row.variant, shape.group_size);
-    if (!tile.empty() && tile_name(variant) != tile) {
+    if ((!tile.empty() && tile_name(variant) != tile) || (shape.group_size == 32 && !row.mxfp4)) {
       continue;
     }
     const bool serving = serves(row, shape);

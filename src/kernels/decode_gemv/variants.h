@@ -45,6 +45,7 @@ struct VariantRow {
   std::int64_t max_row_tiles;
   std::int64_t max_megabytes;       // gate_up: of the active experts' weights
   std::int32_t grid_blocks_per_sm;  // fewer than the registers allow leave room for the next launch
+  bool mxfp4 = true;                // compiled for mxfp4 too
 };
 
 /// In order of preference. Specs are of nvfp4; mxfp4 has the same with its group size.

@@ -153,8 +153,8 @@ inline void decode(const Args& args) {
   const SmemMap map = smem_map(
       S, {args.num_tokens * args.top_k, args.num_experts, args.result_rows, args.ring_bytes});
   if constexpr (S.role == Role::kGateUp) {
-    // In this order: down reads the ids at once, and under the pin pdl_first whoever writes them may
-    // still be running. Without that pin there is nothing to wait for.
+    // In this order: down reads the ids at once, and under the pin pdl_first whoever writes them
+    // may still be running. Without that pin there is nothing to wait for.
     device::grid_dependency_wait();
     device::grid_launch_dependents();
   }

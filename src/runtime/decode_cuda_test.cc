@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// A whole sm_90a plan through the public API on a fake driver: what is launched, how, and what bind
+// refuses. What the kernels compute is shown under the gpu label.
+
+#include <cstring>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "moekit/kernels.h"
+
+#include "cuda/driver_fake.h"
+#include "jit/nvrtc_fake.h"
+#include "kernels/catalog.h"
+#include "kernels/decode_gemv/args.h"
+#include "runtime/cuda_runtime.h"
+#include "runtime/state.h"
+#include "runtime/test_layer.h"
+
+namespace moekit {
+namespace {
+
+namespace decode = kernels::decode_gemv;
+
+struct Seen {
+  std::string entry;
+  unsigned grid = 0;
+  unsigned cluster = 1;
+  bool pdl = false;
+  bool cooperative = false;
+  decode::Args args{};
+};
+
+Problem small_layer() {
+  Problem problem;
+  problem.num_tokens = 16;
+  problem.num_experts = 8;
+  problem.top_k = 2;
+  problem.hidden_size = 64;
+  problem.intermediate_size = 48;
+  problem.recipe = Recipe::kW4a16Mxfp4;
+  return problem;
+}
+
+class DecodeRun : public testing::Test {
+ protected:
+  void SetUp() override { open(small_layer()); }
+
+  void open(const Problem& problem) {
+    const cuda::DriverTable driver = cuda::DriverFake::table();
+    nvrtc = jit::NvrtcFake::table();
+    auto state = std::make_shared<Runtime::State>();
+    state->cuda = *CudaRuntime::create(
+        driver,
+        {.store = {.open_compiler = [this] { return Result<jit::NvrtcTable>(nvrtc); },
+                   .sources = jit::embedded_sources()}});
+    device = state->cuda->device();
+    runtime.emplace(std::move(state));
+    seen.clear();
+    cuda::DriverFake::set_body([this](const std::string& entry,
+                                      const cuda::CuLaunchConfig& config,
+                                      const void* arguments) {
+      Seen launch{entry, config.grid_x};
+      for (unsigned i = 0; i < config.num_attributes; ++i) {
+        const cuda::CuLaunchAttribute& attribute = config.attributes[i];
+        launch.pdl |= attribute.id == cuda::kCuLaunchProgrammaticSerialization;
+        launch.cooperative |= attribute.id == cuda::kCuLaunchCooperative;
+        if (attribute.id == cuda::kCuLaunchClusterDimension) {
+          launch.cluster = attribute.value.dimensions[0];
+        }
+      }
+      if (entry.starts_with("decode_gemv")) {
+        std::memcpy(&launch.args, arguments, sizeof(launch.args));
+      }
+      seen.push_back(launch);
+    });
+    plan.emplace(*make_plan(problem, device->descriptor()));
+    layer.emplace(problem);
+    const Result<PackedExperts> packed = prepare(*plan, layer->source);
+    ASSERT_TRUE(packed.has_value()) << packed.status().to_string();
+    experts = *upload(*runtime, *packed);
+    x = allocate(problem.num_tokens * problem.hidden_size * 2 + 16);
+    ids = allocate(problem.num_tokens * problem.top_k * 8);
+    weights = allocate(problem.num_tokens * problem.top_k * 4);
+    logits = allocate(problem.num_tokens * num_router_experts(problem) * 4);
+    out = allocate(problem.num_tokens * problem.hidden_size * 2);
+    workspace = allocate(plan->workspace_bytes());
+  }
+
+  cuda::DeviceBuffer allocate(std::int64_t bytes) {
+    return *cuda::DeviceBuffer::allocate(device, static_cast<std::size_t>(bytes));
+  }
+
+  RunArguments arguments(std::int64_t tokens, DType id_dtype = DType::kI32) {
+    const Problem& problem = plan->problem();
+    const auto in = [tokens](const cuda::DeviceBuffer& buffer, DType dtype, std::int64_t cols) {
+      return matrix_view(static_cast<const void*>(buffer.pointer()), dtype, tokens, cols);
+    };
+    RunArguments made;
+    made.x = in(x, DType::kBf16, problem.hidden_size);
+    if (problem.routing.has_value()) {
+      made.router_logits = in(logits, DType::kF32, num_router_experts(problem));
+    } else {
+      made.topk_ids = in(ids, id_dtype, problem.top_k);
+      made.topk_weights = in(weights, DType::kF32, problem.top_k);
+    }
+    made.out =
+        matrix_view(static_cast<void*>(out.pointer()), DType::kBf16, tokens, problem.hidden_size);
+    return made;
+  }
+
+  Result<Binding> bound(const RunArguments& call) {
+    return moekit::bind(*runtime, *plan, experts, {workspace.pointer(), workspace.bytes()}, call);
+  }
+
+  jit::NvrtcTable nvrtc;
+  cuda::DevicePointer device;
+  std::optional<Runtime> runtime;
+  std::optional<Plan> plan;
+  std::optional<TestLayer> layer;
+  PackedExperts experts;
+  cuda::DeviceBuffer x;
+  cuda::DeviceBuffer ids;
+  cuda::DeviceBuffer weights;
+  cuda::DeviceBuffer logits;
+  cuda::DeviceBuffer out;
+  cuda::DeviceBuffer workspace;
+  std::vector<Seen> seen;
+  const Stream stream{reinterpret_cast<void*>(std::uintptr_t{0x700})};
+};
+
+TEST_F(DecodeRun, TwoLaunchesTheSecondInClustersBehindTheFirst) {
+  for (const DType id_dtype : {DType::kI32, DType::kI64}) {
+    seen.clear();
+    const Result<Binding> binding = bound(arguments(5, id_dtype));
+    ASSERT_TRUE(binding.has_value()) << binding.status().to_string();
+    ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+    ASSERT_EQ(seen.size(), 2U);
+    const std::vector<Step>& steps = plan->rung(5)->steps;
+    EXPECT_EQ(seen[0].entry, plan::entry_symbol(steps[0].kernel));
+    EXPECT_EQ(seen[1].entry, plan::entry_symbol(steps[1].kernel));
+    EXPECT_EQ(seen[0].grid, steps[0].grid.x);
+    EXPECT_FALSE(seen[0].pdl);
+    EXPECT_TRUE(seen[1].pdl);
+    EXPECT_EQ(seen[0].cluster, 1U);
+    EXPECT_GE(seen[1].cluster, 2U);
+    EXPECT_FALSE(seen[1].cooperative);
+    EXPECT_EQ(seen[0].args.num_tokens, 5);
+    EXPECT_EQ(seen[0].args.ids_are_i64, id_dtype == DType::kI64 ? 1 : 0);
+    EXPECT_EQ(seen[0].args.ids, ids.pointer());
+    EXPECT_EQ(seen[1].args.out, out.pointer());
+    EXPECT_EQ(seen[0].args.intermediate, seen[1].args.intermediate);
+  }
+}
+
+TEST_F(DecodeRun, RoutingIsTheFirstOfThreeLaunchesAndFeedsTheOthers) {
+  Problem problem = small_layer();
+  problem.routing = Routing{.num_experts = 8, .top_k = 2};
+  open(problem);
+  const Result<Binding> binding = bound(arguments(7));
+  ASSERT_TRUE(binding.has_value()) << binding.status().to_string();
+  ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+  ASSERT_EQ(seen.size(), 3U);
+  EXPECT_TRUE(seen[0].entry.starts_with("route_topk_any"));
+  EXPECT_FALSE(seen[1].pdl);
+  EXPECT_EQ(seen[1].args.ids_stride, 2);
+  EXPECT_EQ(seen[1].args.ids_are_i64, 0);
+  EXPECT_GE(static_cast<const std::byte*>(seen[1].args.ids), workspace.pointer());
+  EXPECT_LT(static_cast<const std::byte*>(seen[1].args.ids),
+            workspace.pointer() + workspace.bytes());
+}
+
+TEST_F(DecodeRun, NoTokensLaunchNothing) {
+  RunArguments none = arguments(0);
+  none.x.data = none.topk_ids.data = none.topk_weights.data = nullptr;
+  none.out.data = nullptr;
+  const Result<Binding> binding = bound(none);
+  ASSERT_TRUE(binding.has_value()) << binding.status().to_string();
+  cuda::DriverFake::forget_calls();
+  EXPECT_TRUE(run(*runtime, *binding, stream).ok());
+  EXPECT_TRUE(seen.empty());
+  EXPECT_TRUE(cuda::DriverFake::calls().empty());
+}
+
+TEST_F(DecodeRun, BindRefusesRowsThatAreNoWholeCopies) {
+  RunArguments call = arguments(4);
+  call.x.data = x.pointer() + 2;
+  const Status status = bound(call).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("2 modulo 16"), std::string::npos) << status.message();
+}
+
+TEST_F(DecodeRun, ACaptureBelowCapacityNeedsThePrewarmOfItsRung) {
+  const Result<Binding> binding = bound(arguments(3));
+  const auto handle = static_cast<cuda::CuStream>(stream.handle);
+  cuda::DriverFake::set_capture(handle, cuda::kCuCaptureActive);
+  const Status refused = run(*runtime, *binding, stream);
+  EXPECT_EQ(refused.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(refused.message().find(plan->rung(3)->steps[0].kernel), std::string::npos);
+  EXPECT_TRUE(seen.empty());
+  cuda::DriverFake::set_capture(handle, cuda::kCuCaptureNone);
+  ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+  cuda::DriverFake::set_capture(handle, cuda::kCuCaptureActive);
+  cuda::DriverFake::forget_calls();
+  EXPECT_TRUE(run(*runtime, *binding, stream).ok());
+  EXPECT_EQ(cuda::DriverFake::calls(), (std::vector<std::string>{"launch", "launch"}));
+}
+
+}  // namespace
+}  // namespace moekit
