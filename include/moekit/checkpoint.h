@@ -49,7 +49,9 @@ struct CheckpointLayer {
   std::optional<Routing>
       routing{};           // how the checkpoint's own router selects; nullopt without a router
   RouterTensors router{};  // data null: the file has none
-  ExpertsSource source{};  // views into the mapping
+  ExpertsSource source{};  // views into the mapping and `storage`
+  std::shared_ptr<const void>
+      storage{};  // weights whose order in the file is not moekit's (GGUF blocks, AWQ, GPTQ)
   std::vector<float>
       input_scales_gate{};  // [E] activation scales where the checkpoint carries them
   std::vector<float> input_scales_up{};

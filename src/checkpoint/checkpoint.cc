@@ -20,6 +20,7 @@ using checkpoint::WeightIndex;
 constexpr std::int64_t kMaxIndexBytes = std::int64_t{256} << 20;
 constexpr std::string_view kIndexName = "model.safetensors.index.json";
 constexpr std::string_view kExtension = ".safetensors";
+constexpr std::string_view kGgufExtension = ".gguf";
 
 Result<std::optional<std::string>> read_if_present(const std::string& path, std::int64_t limit) {
   if (!base::is_regular_file(path)) {
@@ -106,11 +107,66 @@ Status map_indexed_shards(const std::string& folder,
   return checkpoint::check_index(*index, state);
 }
 
+/// The names of a GGUF split over several files, `NAME-00001-of-00003.gguf` first; one name for an
+/// unsplit file.
+std::vector<std::string> gguf_parts(const std::string& name) {
+  constexpr std::size_t kTail = std::string_view("-00001-of-00003.gguf").size();
+  constexpr std::string_view kFirst = "-00001-of-";
+  if (name.size() <= kTail || name.compare(name.size() - kTail, kFirst.size(), kFirst) != 0) {
+    return {name};
+  }
+  const std::string count_text = name.substr(name.size() - 10, 5);
+  if (count_text.find_first_not_of("0123456789") != std::string::npos) {
+    return {name};
+  }
+  std::vector<std::string> names;
+  const int count = std::stoi(count_text);
+  for (int part = 1; part <= count; ++part) {
+    std::string digits = std::to_string(part);
+    digits.insert(0, 5 - digits.size(), '0');
+    names.push_back(
+        cat(name.substr(0, name.size() - kTail), "-", digits, "-of-", count_text, ".gguf"));
+  }
+  return names;
+}
+
+Status open_gguf(const std::string& folder, const std::string& name, Checkpoint::State& state) {
+  for (const std::string& part : gguf_parts(name)) {
+    MOEKIT_ASSIGN_OR_RETURN(base::MappedFile file, base::MappedFile::open(folder + "/" + part));
+    state.files.push_back(std::move(file));
+    MOEKIT_RETURN_IF_ERROR(
+        checkpoint::add_gguf({.name = part, .bytes = state.files.back().bytes()}, state));
+  }
+  checkpoint::find_modules(state);
+  return {};
+}
+
+/// The GGUF of a folder that holds one and no model*.safetensors.
+std::optional<std::string> gguf_of_folder(const std::string& folder) {
+  const Result<std::vector<std::string>> names = base::list_folder(folder);
+  std::optional<std::string> found;
+  for (const std::string& name : names.has_value() ? *names : std::vector<std::string>()) {
+    if (name.starts_with("model") && name.ends_with(kExtension)) {
+      return std::nullopt;
+    }
+    const bool later_part = gguf_parts(name).front() != name;
+    if (name.ends_with(kGgufExtension) && !later_part) {
+      if (found.has_value()) {
+        return std::nullopt;
+      }
+      found = name;
+    }
+  }
+  return found;
+}
+
 Status open_folder(const std::string& folder, Checkpoint::State& state) {
   MOEKIT_ASSIGN_OR_RETURN(const std::optional<std::string> index,
                           read_if_present(cat(folder, "/", kIndexName), kMaxIndexBytes));
   if (index.has_value()) {
     MOEKIT_RETURN_IF_ERROR(map_indexed_shards(folder, *index, state));
+  } else if (const std::optional<std::string> gguf = gguf_of_folder(folder); gguf.has_value()) {
+    return open_gguf(folder, *gguf, state);
   } else {
     MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::string> names, unindexed_files(folder));
     for (const std::string& name : names) {
@@ -124,6 +180,9 @@ Status open_folder(const std::string& folder, Checkpoint::State& state) {
 Status open_file(const std::string& path, Checkpoint::State& state) {
   const std::string folder = base::parent_folder(path);
   const std::string name = path.substr(path.find_last_of('/') + 1);
+  if (name.ends_with(kGgufExtension)) {
+    return open_gguf(folder, name, state);
+  }
   MOEKIT_RETURN_IF_ERROR(map_file(folder, name, nullptr, state));
   checkpoint::find_modules(state);
   // Inputs and outputs of a run may lie beside a configuration that has nothing to do with them.

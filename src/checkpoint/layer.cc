@@ -174,6 +174,9 @@ Result<LayerWeights> read_weights(const Checkpoint::State& state, const MoeModul
     return invalid_argument(cat("several modules claim the layer: ", base::join(shown)));
   }
   const std::string& prefix = *module.prefixes.begin();
+  if (has_gguf_experts(tensors, prefix)) {
+    return read_gguf_experts(state, prefix);
+  }
   if (module.expert_ids.empty()) {
     return read_stacked_experts(tensors, prefix, state.config);
   }
@@ -244,12 +247,16 @@ Result<CheckpointLayer> read_layer(const Checkpoint::State& state, std::int64_t 
     status = fill_problem(state, *weights, layer);
   }
   if (status.ok()) {
-    status = read_router(state, *found->second.prefixes.begin(), layer);
+    if (weights->storage == nullptr) {
+      weights->storage = std::make_shared<LayerStorage>();
+    }
+    status = read_router(state, *found->second.prefixes.begin(), *weights->storage, layer);
   }
   if (!status.ok()) {
     return context(status);
   }
   layer.source.experts = std::move(weights->experts);
+  layer.storage = std::move(weights->storage);
   layer.input_scales_gate = std::move(weights->input_scales_gate);
   layer.input_scales_up = std::move(weights->input_scales_up);
   layer.input_scales_down = std::move(weights->input_scales_down);

@@ -2,6 +2,8 @@
 #include "checkpoint/layer_routing.h"
 
 #include <array>
+#include <cmath>
+#include <cstring>
 #include <span>
 
 #include "base/text.h"
@@ -51,8 +53,58 @@ Status check_router_tensor(const TensorReader& tensors,
   return tensors.require(tensor.name, dtype, shape).status();
 }
 
+/// IEEE binary16, finite or not.
+float f16_value(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const auto fraction = static_cast<float>(bits & 0x3FF);
+  const float magnitude = exponent == 0    ? std::ldexp(fraction, -24)
+                          : exponent == 31 ? (fraction == 0.0F ? HUGE_VALF : NAN)
+                                           : std::ldexp(1024.0F + fraction, exponent - 25);
+  return (bits >> 15) != 0 ? -magnitude : magnitude;
+}
+
+/// A GGUF router in Q8_0 as f32: 32 elements of one f16 scale and signed bytes, exact in f32.
+Result<TensorView> decode_q8_0(const TensorEntry& entry,
+                               std::int64_t rows,
+                               std::int64_t cols,
+                               LayerStorage& storage) {
+  constexpr std::int64_t kElems = 32;
+  if (entry.dtype->name != "Q8_0") {
+    return unsupported(cat("router tensor ",
+                           printable(entry.name),
+                           " has GGUF type ",
+                           entry.dtype->name,
+                           ", nearest supported: Q8_0, F32, F16, BF16"));
+  }
+  if (entry.shape != std::vector<std::int64_t>{rows, cols}) {
+    return invalid_argument(cat("router tensor ",
+                                printable(entry.name),
+                                " has shape [",
+                                base::join(entry.shape),
+                                "], expected [",
+                                rows,
+                                ", ",
+                                cols,
+                                "]"));
+  }
+  auto* values = reinterpret_cast<float*>(storage.take(rows * cols * 4));
+  const std::byte* at = entry.bytes.data();
+  for (std::int64_t block = 0; block < rows * cols / kElems; ++block) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, at, sizeof bits);
+    const float scale = f16_value(bits);
+    at += sizeof bits;
+    for (std::int64_t i = 0; i < kElems; ++i) {
+      values[block * kElems + i] = scale * static_cast<float>(static_cast<std::int8_t>(at[i]));
+    }
+    at += kElems;
+  }
+  return matrix_view(static_cast<const void*>(values), DType::kF32, rows, cols);
+}
+
 Status read_router_tensors(const Checkpoint::State& state,
                            const std::string& prefix,
+                           LayerStorage& storage,
                            CheckpointLayer& layer) {
   const TensorReader tensors(state);
   const std::int64_t experts = layer.problem.num_experts;
@@ -60,8 +112,13 @@ Status read_router_tensors(const Checkpoint::State& state,
   const bool latent = state.config.latent_size.has_value() && state.config.hidden_size.has_value();
   const std::int64_t width = latent ? state.config.hidden_size->value : layer.problem.hidden_size;
   if (const NamedTensor* weight = find_any(tensors, prefix, kRouterWeights); weight != nullptr) {
-    MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *weight, {experts, width}));
-    layer.router.weight = weight->view;
+    if (const auto block = state.blocks.find(weight->name); block != state.blocks.end()) {
+      MOEKIT_ASSIGN_OR_RETURN(layer.router.weight,
+                              decode_q8_0(block->second, experts, width, storage));
+    } else {
+      MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *weight, {experts, width}));
+      layer.router.weight = weight->view;
+    }
   }
   if (const NamedTensor* bias = find_any(tensors, prefix, kRouterBiases); bias != nullptr) {
     MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *bias, {experts}));
@@ -236,8 +293,9 @@ Result<Routing> make_routing(const ModelConfig& config,
 
 Status read_router(const Checkpoint::State& state,
                    const std::string& prefix,
+                   LayerStorage& storage,
                    CheckpointLayer& layer) {
-  MOEKIT_RETURN_IF_ERROR(read_router_tensors(state, prefix, layer));
+  MOEKIT_RETURN_IF_ERROR(read_router_tensors(state, prefix, storage, layer));
   if (layer.router.weight.data == nullptr || layer.problem.top_k == 0) {
     layer.inferred.emplace_back(layer.router.weight.data == nullptr
                                     ? "routing=none: the files hold no router"

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,19 @@
 #include "checkpoint/state.h"
 
 namespace moekit::checkpoint {
+
+/// Bytes that views of a layer point into where the file's own order is another than moekit's.
+class LayerStorage {
+ public:
+  /// `bytes` zero bytes, aligned for every element.
+  [[nodiscard]] std::byte* take(std::int64_t bytes) {
+    blocks_.push_back(std::make_unique<std::byte[]>(static_cast<std::size_t>(bytes)));
+    return blocks_.back().get();
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> blocks_;
+};
 
 struct LayerWeights {
   std::string_view scheme;
@@ -27,6 +41,7 @@ struct LayerWeights {
   bool gate_up_bias = false;
   bool down_bias = false;
   std::vector<ExpertWeights> experts{};
+  std::shared_ptr<LayerStorage> storage{};  // null where everything is viewed in the file
   std::vector<float> input_scales_gate{};
   std::vector<float> input_scales_up{};
   std::vector<float> input_scales_down{};
@@ -70,5 +85,10 @@ class TensorReader {
 [[nodiscard]] Result<LayerWeights> read_stacked_experts(const TensorReader& tensors,
                                                         const std::string& prefix,
                                                         const ModelConfig& config);
+
+[[nodiscard]] bool has_gguf_experts(const TensorReader& tensors, const std::string& prefix);
+
+[[nodiscard]] Result<LayerWeights> read_gguf_experts(const Checkpoint::State& state,
+                                                     const std::string& prefix);
 
 }  // namespace moekit::checkpoint

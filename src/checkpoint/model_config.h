@@ -50,6 +50,8 @@ struct ModelConfig {
   MaybeFact<bool> renormalize{};
   MaybeFact<double> routed_scaling{};
   MaybeFact<double> swiglu_limit{};
+  std::vector<double> swiglu_limits{};  // one a layer, 0: none
+  std::string swiglu_limits_origin{};
   MaybeFact<double> swiglu_alpha{};
   MaybeFact<std::string> activation{};
   MaybeFact<std::string> scoring{};

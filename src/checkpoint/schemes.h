@@ -138,6 +138,12 @@ inline constexpr std::array kStackedSchemes{
                   false},
 };
 
+/// GGUF: one tensor per projection over all experts, behind `blk.L.`.
+inline constexpr std::string_view kGgufGate = "ffn_gate_exps.weight";
+inline constexpr std::string_view kGgufUp = "ffn_up_exps.weight";
+inline constexpr std::string_view kGgufDown = "ffn_down_exps.weight";
+inline constexpr std::string_view kGgufGateUp = "ffn_gate_up_exps.weight";  // gate rows first
+
 /// Suffixes that tell a quantisation moekit has no format for.
 struct ForeignSuffix {
   std::string_view suffix;
@@ -154,9 +160,11 @@ inline constexpr std::array kForeignSuffixes{
 };
 
 /// Names of the router's tensors behind `<module>`, in order of trial.
-inline constexpr std::array<std::string_view, 2> kRouterWeights{"gate.weight", "router.weight"};
-inline constexpr std::array<std::string_view, 2> kRouterBiases{"router.bias", "gate.bias"};
-inline constexpr std::array<std::string_view, 2> kCorrectionBiases{"gate.e_score_correction_bias",
-                                                                   "e_score_correction_bias"};
+inline constexpr std::array<std::string_view, 3> kRouterWeights{
+    "gate.weight", "router.weight", "ffn_gate_inp.weight"};
+inline constexpr std::array<std::string_view, 3> kRouterBiases{
+    "router.bias", "gate.bias", "ffn_gate_inp.bias"};
+inline constexpr std::array<std::string_view, 3> kCorrectionBiases{
+    "gate.e_score_correction_bias", "e_score_correction_bias", "exp_probs_b.bias"};
 
 }  // namespace moekit::checkpoint

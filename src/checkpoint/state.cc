@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "checkpoint/gguf_config.h"
 #include "checkpoint/json_text.h"
-#include "checkpoint/safetensors.h"
 #include "checkpoint/schemes.h"
 
 namespace moekit::checkpoint {
@@ -145,6 +145,26 @@ void note_stacked_experts(std::string_view name, Checkpoint::State& state) {
   }
 }
 
+/// `blk.L.ffn_up_exps.weight` and its fused form.
+void note_gguf_experts(std::string_view name, Checkpoint::State& state) {
+  for (const std::string_view ending : {kGgufUp, kGgufGateUp}) {
+    if (name.ends_with(ending) && name.starts_with("blk.")) {
+      note_module(name.substr(0, name.size() - ending.size()), std::nullopt, state);
+    }
+  }
+}
+
+Status add_tensor(const TensorEntry& entry, const std::string& file, Checkpoint::State& state) {
+  MOEKIT_ASSIGN_OR_RETURN(NamedTensor tensor, make_tensor(entry, file, state));
+  state.summary.total_bytes += tensor.bytes;
+  const auto [position, inserted] = state.tensors.emplace(entry.name, std::move(tensor));
+  if (!inserted) {
+    return invalid_argument(cat(
+        "tensor ", printable(entry.name), " lies in ", position->second.file, " and in ", file));
+  }
+  return {};
+}
+
 /// A shard name from an index must not lead out of the folder.
 Status check_shard_name(const std::string& name) {
   if (name.empty() || name == "." || name == ".." ||
@@ -194,19 +214,31 @@ Status add_tensors(const SourceFile& file, const WeightIndex* index, Checkpoint:
         continue;
       }
     }
-    MOEKIT_ASSIGN_OR_RETURN(NamedTensor tensor, make_tensor(entry, file.name, state));
-    state.summary.total_bytes += tensor.bytes;
-    const auto [position, inserted] = state.tensors.emplace(entry.name, std::move(tensor));
-    if (!inserted) {
-      return invalid_argument(cat("tensor ",
-                                  printable(entry.name),
-                                  " lies in ",
-                                  position->second.file,
-                                  " and in ",
-                                  file.name));
-    }
+    MOEKIT_RETURN_IF_ERROR(add_tensor(entry, file.name, state));
   }
   ++state.summary.num_files;
+  return {};
+}
+
+Status add_gguf(const SourceFile& file, Checkpoint::State& state) {
+  Result<GgufContent> content = parse_gguf(file.bytes);
+  if (!content.has_value()) {
+    return content.status().with_context(file.name);
+  }
+  for (TensorEntry& entry : content->tensors) {
+    MOEKIT_RETURN_IF_ERROR(add_tensor(entry, file.name, state));
+    if (!entry.dtype->dtype.has_value()) {
+      state.blocks.emplace(entry.name, std::move(entry));
+    }
+  }
+  if (state.summary.num_files++ > 0) {
+    return {};
+  }
+  Result<ModelConfig> config = read_gguf_config(*content);
+  if (!config.has_value()) {
+    return config.status().with_context(file.name);
+  }
+  adopt_config(std::move(*config), state);
   return {};
 }
 
@@ -228,6 +260,7 @@ void find_modules(Checkpoint::State& state) {
   for (const auto& [name, tensor] : state.tensors) {
     note_numbered_expert(name, state);
     note_stacked_experts(name, state);
+    note_gguf_experts(name, state);
   }
   state.summary.num_tensors = static_cast<std::int64_t>(state.tensors.size());
   for (const auto& [layer, module] : state.modules) {

@@ -18,7 +18,9 @@
 #include "moekit/checkpoint.h"
 
 #include "base/files.h"
+#include "checkpoint/gguf.h"
 #include "checkpoint/model_config.h"
+#include "checkpoint/safetensors.h"
 
 namespace moekit::checkpoint {
 
@@ -55,6 +57,8 @@ struct Checkpoint::State {
   std::vector<base::MappedFile> files{};
   std::vector<std::unique_ptr<std::byte[]>> aligned_copies{};  // of tensors that lie unaligned
   std::int64_t aligned_bytes = 0;
+  // GGUF tensors in blocks of codes and scales: bytes without a view.
+  std::map<std::string, checkpoint::TensorEntry, std::less<>> blocks{};
 };
 
 }  // namespace moekit
@@ -65,6 +69,9 @@ namespace moekit::checkpoint {
 [[nodiscard]] Status add_tensors(const SourceFile& file,
                                  const WeightIndex* index,
                                  Checkpoint::State& state);
+
+/// Adds every tensor of a GGUF file and, from the first file of several, takes over its metadata.
+[[nodiscard]] Status add_gguf(const SourceFile& file, Checkpoint::State& state);
 
 /// Every tensor that the index names must have been added.
 [[nodiscard]] Status check_index(const WeightIndex& index, const Checkpoint::State& state);

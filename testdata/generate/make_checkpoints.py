@@ -26,11 +26,12 @@ if importlib.util.find_spec("llmcompressor"):
 
     CASES = compressed_nvfp4.CASES
 else:
+    import gguf_files
     import gpt_oss_mxfp4
     import modelopt_nvfp4
     import plain
 
-    CASES = {**plain.CASES, **modelopt_nvfp4.CASES, **gpt_oss_mxfp4.CASES}
+    CASES = {**plain.CASES, **modelopt_nvfp4.CASES, **gpt_oss_mxfp4.CASES, **gguf_files.CASES}
 
 
 def main() -> None:
