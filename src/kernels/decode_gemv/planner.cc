@@ -2,6 +2,7 @@
 #include "kernels/decode_gemv/planner.h"
 
 #include "kernels/decode_gemv/launch_cuda.h"
+#include "kernels/decode_gemv/planned.h"
 #include "kernels/decode_gemv/planner_cuda.h"
 #include "panels/expert_steps.h"
 #include "panels/planning.h"
@@ -12,27 +13,67 @@ namespace {
 
 constexpr std::string_view kName = "decode_gemv";
 
-plan::Verdict check(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
-  if (context.device.arch == Arch::kCpu) {
-    return panels::check_cpu(context, m_max);
+// Who plans: bodies for a CPU, kernels for sm_90a, and for other GPUs what is to be written.
+enum class Column : std::uint8_t { kCpu, kCuda, kPlanned };
+
+Column column_of(const plan::FamilyContext& context) {
+  switch (context.device.arch) {
+    case Arch::kCpu:
+      return Column::kCpu;
+    case Arch::kSm90a:
+      return Column::kCuda;
+    default:
+      return Column::kPlanned;
   }
-  return check_cuda(context, m_max);
+}
+
+plan::Verdict check(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
+  switch (column_of(context)) {
+    case Column::kCpu:
+      return panels::check_cpu(context, m_max);
+    case Column::kCuda:
+      return check_cuda(context, m_max);
+    case Column::kPlanned:
+      break;
+  }
+  return check_planned(context, m_max);
 }
 
 std::vector<std::int64_t> breakpoints(const plan::FamilyContext& context) {
-  return context.device.arch == Arch::kCpu ? std::vector<std::int64_t>()
-                                           : breakpoints_cuda(context);
+  switch (column_of(context)) {
+    case Column::kCpu:
+      return {};
+    case Column::kCuda:
+      return breakpoints_cuda(context);
+    case Column::kPlanned:
+      break;
+  }
+  return breakpoints_planned(context);
 }
 
 std::vector<plan::SliceRequest> slices(const plan::FamilyContext& context,
                                        std::int64_t num_tokens) {
-  return context.device.arch == Arch::kCpu ? panels::step_slices(context, num_tokens)
-                                           : slices_cuda(context, num_tokens);
+  switch (column_of(context)) {
+    case Column::kCpu:
+      return panels::step_slices(context, num_tokens);
+    case Column::kCuda:
+      return slices_cuda(context, num_tokens);
+    case Column::kPlanned:
+      break;
+  }
+  return slices_planned(context, num_tokens);
 }
 
 std::vector<Step> lower(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
-  return context.device.arch == Arch::kCpu ? panels::lower_cpu(context, kName)
-                                           : lower_cuda(context, m_max);
+  switch (column_of(context)) {
+    case Column::kCpu:
+      return panels::lower_cpu(context, kName);
+    case Column::kCuda:
+      return lower_cuda(context, m_max);
+    case Column::kPlanned:
+      break;
+  }
+  return lower_planned(context);
 }
 
 plan::CpuKernel cpu_kernel(const Step& step) {
