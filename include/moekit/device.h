@@ -43,9 +43,10 @@ struct DeviceDescriptor {
 };
 
 /// Defaults of a device by name: `cpu` (this machine), `cpu:portable`, `cpu:avx2`, `cpu:avx512`, or
-/// an arch such as `sm_90a`; unsuffixed names (`sm_90`) are aliases.
+/// an arch such as `sm_90a`; unsuffixed names (`sm_90`) are aliases. Figures of a GPU may be
+/// replaced, `sm_120a:num_sms=94,smem_per_block_bytes=65536`, as a partitioned device has fewer.
 ///
-/// Errors  kInvalidArgument  an unknown name, listing the known ones
+/// Errors  kInvalidArgument  an unknown name or figure, listing the known ones
 [[nodiscard]] Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept;
 
 /// This machine's CPU: the best ISA that both the processor and the operating system offer, threads

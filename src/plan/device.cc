@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moekit/device.h"
 
+#include <algorithm>
+#include <charconv>
+
 #include "base/cpu_info.h"
 #include "base/named.h"
 #include "base/text.h"
@@ -67,6 +70,46 @@ Result<DeviceDescriptor> cpu_device(std::string_view isa_text) {
   return device;
 }
 
+struct Figure {
+  std::string_view name;
+  std::int64_t DeviceDescriptor::*field;
+};
+
+constexpr Figure kFigures[] = {{"num_sms", &DeviceDescriptor::num_sms},
+                               {"smem_per_block_bytes", &DeviceDescriptor::smem_per_block_bytes},
+                               {"l2_bytes", &DeviceDescriptor::l2_bytes}};
+
+// `num_sms=94`
+Status replace_figure(std::string_view text, DeviceDescriptor& device) {
+  const std::size_t equals = std::min(text.find('='), text.size());
+  const std::string_view value = text.substr(std::min(equals + 1, text.size()));
+  for (const Figure& figure : kFigures) {
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (figure.name == text.substr(0, equals) && error == std::errc() &&
+        end == value.data() + value.size() && number > 0) {
+      device.*figure.field = number;
+      return {};
+    }
+  }
+  return invalid_argument(
+      cat("device figure '",
+          text,
+          "', expected num_sms=N, smem_per_block_bytes=N or l2_bytes=N with N above 0"));
+}
+
+// The figures behind a name's colon, separated by commas.
+Status replace_figures(std::string_view text, DeviceDescriptor& device) {
+  while (true) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    MOEKIT_RETURN_IF_ERROR(replace_figure(text.substr(0, comma), device));
+    if (comma == text.size()) {
+      return plan::validate_device(device);
+    }
+    text.remove_prefix(comma + 1);
+  }
+}
+
 }  // namespace
 
 std::string_view arch_name(Arch arch) noexcept {
@@ -103,6 +146,14 @@ Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
   }
   if (name.substr(0, 4) == "cpu:") {
     return cpu_device(name.substr(4));
+  }
+  const std::size_t colon = name.find(':');
+  if (colon != std::string_view::npos) {
+    MOEKIT_ASSIGN_OR_RETURN(DeviceDescriptor device, device_from_name(name.substr(0, colon)));
+    if (device.arch != Arch::kCpu) {
+      MOEKIT_RETURN_IF_ERROR(replace_figures(name.substr(colon + 1), device));
+      return device;
+    }
   }
   for (const base::Named<Arch>& row : kArchs) {
     // `sm_90` stands for `sm_90a`: an unsuffixed name is an alias where the suffixed one is meant.

@@ -43,6 +43,27 @@ TEST(DeviceFromName, UnknownNamesListTheKnown) {
   EXPECT_NE(device_from_name("gpu").status().message().find("sm_90a"), std::string_view::npos);
 }
 
+TEST(DeviceFromName, FiguresMayBeReplaced) {
+  const Result<DeviceDescriptor> part = device_from_name("sm_120a:num_sms=94");
+  ASSERT_TRUE(part.has_value()) << part.status().to_string();
+  DeviceDescriptor expected = *device_from_name("sm_120a");
+  expected.num_sms = 94;
+  EXPECT_EQ(*part, expected);
+  expected.smem_per_block_bytes = 65536;
+  EXPECT_EQ(device_from_name("sm_120:smem_per_block_bytes=65536,num_sms=94").value(), expected);
+  for (const char* bad : {"sm_120a:",
+                          "sm_120a:num_sms",
+                          "sm_120a:num_sms=",
+                          "sm_120a:num_sms=0",
+                          "sm_120a:num_sms=9x",
+                          "sm_120a:sms=4",
+                          "sm_120a:num_sms=4,",
+                          "sm_120a:num_sms=99999",
+                          "sm_9:num_sms=4"}) {
+    EXPECT_EQ(device_from_name(bad).status().code(), StatusCode::kInvalidArgument) << bad;
+  }
+}
+
 TEST(ValidateDevice, RangesThatSizesComeFrom) {
   EXPECT_TRUE(plan::validate_device(host_cpu()).ok());
   EXPECT_TRUE(plan::validate_device(*device_from_name("sm_90a")).ok());
