@@ -25,6 +25,7 @@ enum class OptionGroup : std::uint8_t {
   kCheckpoint,  // --checkpoint, --layer
   kShape,       // --preset, or the four extents
   kSemantics,   // what is computed
+  kShard,       // which rank's part of it
   kExecution,   // device, plan properties, pins, threads
   kReport,      // --json
 };
@@ -123,10 +124,20 @@ constexpr std::array kOptionRows{
               "router weights multiply x, not the sum",
               flag<&L::router_weight_on_input>},
     OptionRow{kSemantics, "--io-dtype", "D", "bf16, f16 or f32", value_of<&L::io_dtype>},
+    OptionRow{kShard,
+              "--tp",
+              "RANK/SIZE",
+              "plan the part of a layer that is split by columns of the intermediate",
+              value_of<&L::tp>},
+    OptionRow{kShard,
+              "--ep",
+              "RANK/SIZE",
+              "plan the part of a layer that is split by experts",
+              value_of<&L::ep>},
     OptionRow{kExecution,
               "--device",
               "D",
-              "cpu, cpu:avx2, cuda[:i], sm_90a, ... (default cpu)",
+              "cpu, cpu:avx2, cuda[:i], sm_90a, sm_120a:num_sms=94, ... (default cpu)",
               value_of<&L::device>},
     OptionRow{kExecution,
               "--allow-atomics",
@@ -220,7 +231,8 @@ void describe(CLI::App& verb, InspectOptions& options) {
 
 void describe(CLI::App& verb, PlanOptions& options) {
   verb.description("Show how a layer runs: kernels, workspace, refusals");
-  add_layer_options(verb, {kCheckpoint, kShape, kSemantics, kExecution, kReport}, options.layer);
+  add_layer_options(
+      verb, {kCheckpoint, kShape, kSemantics, kShard, kExecution, kReport}, options.layer);
   verb.add_option("--tokens", options.tokens, "capacity, and the token count to explain")
       ->option_text("M")
       ->check(natural_number());

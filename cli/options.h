@@ -32,6 +32,8 @@ struct LayerOptions {
   std::optional<float> routed_scaling{};
   bool router_weight_on_input = false;
   std::optional<std::string> io_dtype{};
+  std::optional<std::string> tp{};  // RANK/SIZE
+  std::optional<std::string> ep{};  // RANK/SIZE
   bool allow_atomics = false;
   bool batch_invariant = false;
   std::optional<std::int64_t> max_workspace{};

@@ -52,6 +52,10 @@ Result<ExitCode> plan_verb(Console& console, const PlanOptions& options) {
   if (subject.layer) {
     problem.routing = subject.layer->routing;  // as `run` does with the checkpoint's own router
   }
+  MOEKIT_ASSIGN_OR_RETURN(const std::optional<Shard> shard, parse_shard(options.layer));
+  if (shard) {
+    MOEKIT_ASSIGN_OR_RETURN(problem, local_problem(problem, *shard));
+  }
   MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, subject.device, subject.overrides));
   std::string text =
       options.layer.json ? plan.to_json(*options.tokens) : plan.to_text(*options.tokens);

@@ -254,6 +254,34 @@ Result<std::vector<std::int64_t>> parse_token_list(const std::string& text, std:
   return tokens;
 }
 
+Result<std::optional<Shard>> parse_shard(const LayerOptions& options) {
+  if (!options.tp && !options.ep) {
+    return std::optional<Shard>();
+  }
+  Shard shard;
+  const auto read = [](const std::optional<std::string>& text,
+                       std::string_view option,
+                       std::int64_t& rank,
+                       std::int64_t& size) -> Status {
+    if (!text) {
+      return {};
+    }
+    const std::size_t slash = std::min(text->find('/'), text->size());
+    const auto first = parse_integer<std::int64_t>(std::string_view(*text).substr(0, slash));
+    const auto second = parse_integer<std::int64_t>(
+        std::string_view(*text).substr(std::min(slash + 1, text->size())));
+    if (!first || !second) {
+      return invalid_argument(fmt::format("{} {}: expected RANK/SIZE", option, *text));
+    }
+    rank = *first;
+    size = *second;
+    return {};
+  };
+  MOEKIT_RETURN_IF_ERROR(read(options.tp, "--tp", shard.tp_rank, shard.tp_size));
+  MOEKIT_RETURN_IF_ERROR(read(options.ep, "--ep", shard.ep_rank, shard.ep_size));
+  return std::optional<Shard>(shard);
+}
+
 Result<PlanOverrides> parse_pins(const std::vector<std::string>& pins) {
   constexpr const char* kLegal =
       "family=direct|grouped, route_block_rows=8|16|32|48|64, tile=NAME, resident, pdl_first";

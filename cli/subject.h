@@ -42,6 +42,9 @@ struct Subject {
 
 [[nodiscard]] Result<DeviceDescriptor> resolve_device(const LayerOptions& options);
 
+/// The rank of --tp and --ep, `RANK/SIZE` each; empty without either.
+[[nodiscard]] Result<std::optional<Shard>> parse_shard(const LayerOptions& options);
+
 /// `1,8,64`: at least one count, none below `minimum`.
 [[nodiscard]] Result<std::vector<std::int64_t>> parse_token_list(const std::string& text,
                                                                  std::int64_t minimum);

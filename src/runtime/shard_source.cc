@@ -16,26 +16,36 @@ const void* advanced(const void* pointer, std::int64_t bytes) {
   return pointer == nullptr ? nullptr : static_cast<const std::byte*>(pointer) + bytes;
 }
 
+const std::uint8_t* advanced(const std::uint8_t* pointer, std::int64_t bytes) {
+  return pointer == nullptr ? nullptr : pointer + bytes;
+}
+
 WeightMatrix rows_of(const WeightMatrix& whole, const ColumnRange& range) {
   WeightMatrix part = whole;
   part.rows = range.end - range.begin;
   part.codes = advanced(whole.codes, range.begin * whole.row_stride_bytes);
-  part.scales = advanced(whole.scales, range.begin * whole.scale_row_stride_bytes);
+  // Blocks of rows share a scale: the shard begins inside one.
+  const std::int64_t group_rows = format_info(whole.format).group_rows;
+  const std::int64_t first = whole.group_row_offset + range.begin;
+  part.scales = advanced(whole.scales, first / group_rows * whole.scale_row_stride_bytes);
+  part.group_row_offset = first % group_rows;
+  part.zero_points = advanced(whole.zero_points, range.begin * whole.zero_point_row_stride);
   return part;
 }
 
 WeightMatrix columns_of(const WeightMatrix& whole, const ColumnRange& range) {
   WeightMatrix part = whole;
-  const FormatInfo& format = format_info(whole.format);
   part.cols = range.end - range.begin;
   part.codes = advanced(whole.codes,
                         whole.col_stride_elems != 1
                             ? range.begin * whole.col_stride_elems * 2  // transposed bf16
                             : code_row_bytes(whole.format, range.begin));
-  if (format.group_size != 0) {
+  const std::int64_t group = scale_group_size(whole);
+  if (group != 0) {
     const std::int64_t first = whole.group_offset + range.begin;
-    part.scales = advanced(whole.scales, first / format.group_size * dtype_bits(*format.scale) / 8);
-    part.group_offset = first % format.group_size;
+    part.scales = advanced(whole.scales, first / group * scale_elem_bytes(whole));
+    part.zero_points = advanced(whole.zero_points, first / group);
+    part.group_offset = first % group;
   }
   return part;
 }

@@ -228,6 +228,25 @@ TEST(CliPlan, PresetsAreTheShapesOfPublicModels) {
   }
 }
 
+TEST(CliPlan, ShardsPlanTheRanksPart) {
+  const CliResult whole = run_cli(with_shape("plan", {"--tokens", "8", "--json"}));
+  const CliResult part = run_cli(
+      with_shape("plan", {"--tokens", "8", "--tp", "1/3", "--ep", "1/4", "--bias", "--json"}));
+  ASSERT_EQ(part.exit_code, 0) << part.err;
+  const Json problem = part.json().at("problem");
+  EXPECT_EQ(problem.at("intermediate_size"), 24);  // columns 16..40 of 64
+  EXPECT_EQ(problem.at("num_experts"), 2);
+  EXPECT_EQ(problem.at("router_experts"), 8);
+  EXPECT_EQ(problem.at("out_dtype"), "f32");
+  EXPECT_EQ(problem.at("gate_up_bias"), true);
+  EXPECT_EQ(problem.at("down_bias"), false);
+  EXPECT_LT(part.json().at("prepare").at("packed_bytes").get<std::int64_t>(),
+            whole.json().at("prepare").at("packed_bytes").get<std::int64_t>());
+  EXPECT_EQ(run_cli(with_shape("plan", {"--tokens", "8", "--tp", "0/9"})).exit_code, 3);
+  EXPECT_EQ(run_cli(with_shape("plan", {"--tokens", "8", "--tp", "3"})).exit_code, 2);
+  EXPECT_EQ(run_cli(with_shape("plan", {"--tokens", "8", "--ep", "2/2"})).exit_code, 2);
+}
+
 TEST(CliPlan, MatrixHasEveryCellAndEveryRefusalAReason) {
   const CliResult result = run_cli({"plan", "--matrix", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

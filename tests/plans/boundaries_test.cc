@@ -216,6 +216,38 @@ TEST(Boundaries, PinsAreHonouredOrRefusedWithTheLegalValues) {
   EXPECT_TRUE(plan_of(problem, "sm_120a", {.pdl_first = true}).rung(1)->steps[0].pdl_edge);
 }
 
+TEST(Boundaries, EveryTileOfTheLadderCanBePinned) {
+  int pinned = 0;
+  for (const char* tile : {"n128k128s4w8", "n128k64s4w4", "n64k128s4w4"}) {
+    for (const std::int64_t rows : {8, 16}) {
+      const Plan plan = plan_of(
+          glm_tp8(Recipe::kW4a16Nvfp4, 256), "sm_120a", {.route_block_rows = rows, .tile = tile});
+      EXPECT_NE(plan.rung(1)->steps[1].kernel.find(tile), std::string::npos);
+      ++pinned;
+    }
+  }
+  EXPECT_EQ(pinned, 6);
+}
+
+// One PackedExperts serves decode and prefill, and every recipe of its format.
+TEST(Boundaries, LayoutIsThatOfFormatAndShapeAlone) {
+  int compared = 0;
+  for (const std::string_view device : {"sm_90a", "sm_120a", "cpu:avx2"}) {
+    const std::string id = plan_of(glm_tp8(Recipe::kW4a16Nvfp4, 1), device)->layout_id;
+    for (const std::int64_t tokens : {8, 64, 4096}) {
+      for (const Recipe recipe : {Recipe::kW4a16Nvfp4, Recipe::kW4a4Nvfp4, Recipe::kW4a8Nvfp4}) {
+        const Result<Plan> plan = make_plan(glm_tp8(recipe, tokens), device_of(device));
+        if (plan.has_value()) {
+          EXPECT_EQ((*plan)->layout_id, id);
+          ++compared;
+        }
+      }
+    }
+    EXPECT_NE(plan_of(glm_tp8(Recipe::kW4a16Mxfp4, 1), device)->layout_id, id);
+  }
+  EXPECT_GE(compared, 3 * 3 + 2 * 3);
+}
+
 TEST(Boundaries, PinsForUnwrittenKernelsAreRefused) {
   const Problem problem = glm_tp8(Recipe::kW4a16Nvfp4, 8);
   for (const PlanOverrides& pins : {PlanOverrides{.resident = true},

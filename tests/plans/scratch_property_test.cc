@@ -263,6 +263,22 @@ TEST(Scratch, MappedRoutesArePricedApart) {
   EXPECT_EQ(slice_bytes(unmapped, "route_experts"), 0);
 }
 
+TEST(Scratch, RouteSlicesOnlyWithARouting) {
+  int plans = 0;
+  for (const std::string_view device : kDevices) {
+    Problem problem = glm_tp8(Recipe::kW4a16Nvfp4, 64);
+    EXPECT_EQ(slice_bytes(plan_of(problem, device), "topk_ids"), 0) << device;
+    const std::int64_t without = plan_of(problem, device).workspace_bytes();
+    problem.routing = Routing{.num_experts = 256, .top_k = 8};
+    const Plan routed = plan_of(problem, device);
+    EXPECT_EQ(slice_bytes(routed, "topk_ids"), 64 * 8 * 4) << device;
+    EXPECT_EQ(slice_bytes(routed, "topk_weights"), 64 * 8 * 4) << device;
+    EXPECT_EQ(routed.workspace_bytes(), without + 2 * 64 * 8 * 4) << device;
+    ++plans;
+  }
+  EXPECT_EQ(plans, 8);
+}
+
 TEST(Scratch, BoundCutsTokensAndKeepsFamiliesAndBlocks) {
   int cut = 0;
   for (const std::string_view device : {"sm_80", "sm_120a", "cpu:avx2"}) {
