@@ -38,6 +38,20 @@ Status check_pointers(const cuda::Device& device,
   return {};
 }
 
+// Which M of the plan have kernels, for a message.
+std::string runnable_tokens(const Plan& plan) {
+  std::string text;
+  for (const Rung& rung : plan->ladder) {
+    const bool runs = std::none_of(rung.steps.begin(), rung.steps.end(), [](const Step& step) {
+      return step.status == StepStatus::kPlanned;
+    });
+    if (runs) {
+      text += cat(text.empty() ? "M " : ", ", rung.m_min, "..", rung.m_max);
+    }
+  }
+  return text.empty() ? "no M of this plan runs" : cat("nearest: ", text);
+}
+
 }  // namespace
 
 Status BindingAccess::resolve_cuda(Binding& binding,
@@ -56,6 +70,12 @@ Status BindingAccess::resolve_cuda(Binding& binding,
   MOEKIT_RETURN_IF_ERROR(check_pointers(*cuda.device(), binding, binding.arguments_, workspace));
   for (std::size_t i = 0; i < binding.rung_->steps.size(); ++i) {
     const Step& step = binding.rung_->steps[i];
+    if (step.status == StepStatus::kPlanned) {
+      return unsupported(cat("step ",
+                             step.kernel,
+                             " is planned, its kernel is not written yet; ",
+                             runnable_tokens(binding.plan_)));
+    }
     const plan::CudaFamily* family = cuda_family(step.family);
     if (family == nullptr) {
       return unsupported(cat("step ", step.kernel, " has no CUDA kernel in this library"));

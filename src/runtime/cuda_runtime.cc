@@ -83,6 +83,9 @@ Status CudaRuntime::prewarm(const Plan& plan) {
   }
   for (const Rung& rung : plan->ladder) {
     for (const Step& step : rung.steps) {
+      if (step.status == StepStatus::kPlanned) {
+        continue;  // bind refuses the rung
+      }
       const plan::CudaFamily* family = cuda_family(step.family);
       if (family == nullptr) {
         return unsupported(

@@ -183,6 +183,22 @@ TEST_F(DecodeRun, NoTokensLaunchNothing) {
   EXPECT_TRUE(cuda::DriverFake::calls().empty());
 }
 
+TEST_F(DecodeRun, PlannedRungsAreNamedByBindAndLeftOutByPrewarm) {
+  Problem problem = small_layer();
+  problem.num_tokens = 100;
+  open(problem);
+  EXPECT_EQ(plan->rung(100)->steps[0].status, StepStatus::kPlanned);
+  // The fake computes nothing, so a known answer of the first rung fails; no planned step is asked.
+  EXPECT_EQ(prewarm(*runtime, *plan).message().find("grouped_gemm"), std::string::npos);
+  EXPECT_TRUE(bound(arguments(64)).has_value());
+  const Status refused = bound(arguments(65)).status();
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+  EXPECT_NE(refused.message().find(plan->rung(65)->steps[0].kernel), std::string::npos);
+  EXPECT_NE(refused.message().find("is planned, its kernel is not written yet; nearest: M 0.."),
+            std::string::npos)
+      << refused.message();
+}
+
 TEST_F(DecodeRun, BindRefusesRowsThatAreNoWholeCopies) {
   RunArguments call = arguments(4);
   call.x.data = x.pointer() + 2;

@@ -190,26 +190,34 @@ TEST(Shards, PrepareRefusesAnotherOffsetThanThePlans) {
       << message(refused);
 }
 
+// The columns 24..88 of expert 2, packed for `device` and read back.
+void expect_columns_come_back(const std::string& recipe, const DeviceDescriptor& device) {
+  LayerUnderTest layer = LayerUnderTest::make("h=40 i=120 e=3 k=1 m=1 recipe=" + recipe);
+  Shard shard;
+  shard.columns = ColumnRange{24, 88};
+  shard.experts = {2, 0};
+  const ExpertsSource source = shard_source(layer.problem(), shard, layer.weights.prepared).value();
+  ASSERT_EQ(source.experts.size(), 2U);
+  const Plan plan = make_plan(local_problem(layer.problem(), shard).value(), device).value();
+  const PackedExperts packed = moekit::prepare(plan, source).value();
+  std::vector<std::byte> storage;
+  const ExpertWeights back = unpack_expert(packed, 0, storage).value();
+  std::vector<float> part(64);
+  std::vector<float> whole(120);
+  for (std::int64_t row = 0; row < 40; ++row) {
+    ASSERT_TRUE(decode_row(back.down, row, part).ok());
+    ASSERT_TRUE(decode_row(layer.weights.prepared.experts[2].down, row, whole).ok());
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 24)) << row;
+  }
+}
+
 TEST(Shards, UnpackedShardGivesBackItsColumns) {
   for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4", "w16a16"}) {
-    LayerUnderTest layer =
-        LayerUnderTest::make(std::string("h=40 i=120 e=3 k=1 m=1 recipe=") + recipe);
-    Shard shard;
-    shard.columns = ColumnRange{24, 88};
-    shard.experts = {2, 0};
-    const ExpertsSource source =
-        shard_source(layer.problem(), shard, layer.weights.prepared).value();
-    ASSERT_EQ(source.experts.size(), 2U);
-    const Plan plan = make_plan(local_problem(layer.problem(), shard).value(), host_cpu()).value();
-    const PackedExperts packed = moekit::prepare(plan, source).value();
-    std::vector<std::byte> storage;
-    const ExpertWeights back = unpack_expert(packed, 0, storage).value();
-    std::vector<float> part(64);
-    std::vector<float> whole(120);
-    for (std::int64_t row = 0; row < 40; ++row) {
-      ASSERT_TRUE(decode_row(back.down, row, part).ok());
-      ASSERT_TRUE(decode_row(layer.weights.prepared.experts[2].down, row, whole).ok());
-      EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 24)) << row;
+    expect_columns_come_back(recipe, host_cpu());
+  }
+  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4"}) {
+    for (const char* const gpu : {"sm_90a", "sm_120a"}) {
+      expect_columns_come_back(recipe, device_from_name(gpu).value());
     }
   }
 }
