@@ -3,6 +3,7 @@
 // Where families and blocks change over, asked of whole plans; and that nothing but problem, device
 // and overrides decides.
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "tests/plans/plan_cases.h"
@@ -271,10 +272,19 @@ TEST(Boundaries, UnsupportedCombinationsNameTheNearest) {
     EXPECT_NE(refusal_of(glm_tp8(Recipe::kW4a16Int4, 8), device).find("nearest: "),
               std::string::npos);
   }
-  for (const std::string_view device : {"sm_80", "sm_86", "sm_89"}) {
-    EXPECT_NE(refusal_of(glm_tp8(Recipe::kW4a4Nvfp4, 8), device).find("nearest: w4a16_nvfp4"),
-              std::string::npos);
-    EXPECT_NE(refusal_of(glm_tp8(Recipe::kW4a8Mxfp4, 8), device).find("nearest: w4a16_mxfp4"),
+  // Without FP4 tensor cores a quantised operand is a bf16 value: planned, and priced so.
+  for (const std::string_view device : {"sm_80", "sm_86", "sm_89", "sm_90a"}) {
+    for (const Recipe recipe : {Recipe::kW4a4Nvfp4, Recipe::kW4a8Nvfp4, Recipe::kW4a8Mxfp4}) {
+      const Plan plan = plan_of(glm_tp8(recipe, 512), device);
+      EXPECT_EQ(plan.rung(512)->steps[1].status, StepStatus::kPlanned);
+      const auto slice =
+          std::find_if(plan->workspace.begin(), plan->workspace.end(), [](const WorkspaceSlice& s) {
+            return s.name == "x_operand";
+          });
+      ASSERT_NE(slice, plan->workspace.end());
+      EXPECT_EQ(slice->bytes, 512 * 6144 * 2) << device;
+    }
+    EXPECT_NE(refusal_of(glm_tp8(Recipe::kW8a8Fp8Block128, 8), device).find("nearest: "),
               std::string::npos);
   }
   Problem wide = glm_tp8(Recipe::kW4a16Nvfp4, 8);

@@ -94,14 +94,14 @@ std::string refused_pin(const FamilyContext& context, std::int64_t m_max) {
 std::string refused_problem(const FamilyContext& context, std::int64_t m_max) {
   const Problem& problem = context.problem;
   const RecipeInfo& recipe = recipe_info(problem.recipe);
-  if (recipe.operand != DType::kBf16 && context.device.arch < Arch::kSm100a) {
+  if (!quantizer_info(recipe.quantizer).fits_bf16) {
     return cat("recipe ",
                recipe.name,
                " on ",
                arch_name(context.device.arch),
-               ", which has no FP4 tensor cores: the quantiser is not joined to the w4a16 kernels "
-               "yet; nearest: w4a16_",
-               format_info(recipe.weights).name);
+               ": operands of rule ",
+               quantizer_info(recipe.quantizer).name,
+               " do not fit bf16; nearest: w4a16_nvfp4");
   }
   if (problem.batch_invariant) {
     return "batch_invariant: down splits K by the routes of the whole call";

@@ -25,7 +25,19 @@ bool has_native_fp4(Arch arch) {
 }
 
 bool quantises(const Problem& problem) {
-  return recipe_info(problem.recipe).operand != DType::kBf16;
+  return recipe_info(problem.recipe).quantizer != Quantizer::kNone;
+}
+
+// Without FP4 tensor cores a quantised operand is its value, code * scale, in bf16: exact for the
+// rules that fit (spec section 2, "Executing them").
+std::int64_t operand_bits(const FamilyContext& context) {
+  return has_native_fp4(context.device.arch)
+             ? dtype_bits(recipe_info(context.problem.recipe).operand)
+             : 16;
+}
+
+std::int64_t operand_group(const Problem& problem) {
+  return quantizer_info(recipe_info(problem.recipe).quantizer).group_size;
 }
 
 std::int64_t block_rows(const FamilyContext& context) {
@@ -71,8 +83,10 @@ std::vector<Candidate> candidates(const FamilyContext& context, Role role, std::
     Spec spec;
     spec.role = role;
     spec.group_size = static_cast<std::int32_t>(format_info(recipe.weights).group_size);
-    spec.operand_bits = static_cast<std::int32_t>(dtype_bits(recipe.operand));
-    spec.operand_group = recipe.operand == DType::kE2m1 ? 16 : 32;
+    spec.operand_bits = static_cast<std::int32_t>(operand_bits(context));
+    if (spec.operand_bits != 16) {
+      spec.operand_group = static_cast<std::int32_t>(operand_group(context.problem));
+    }
     spec.block_rows = static_cast<std::int32_t>(rows);
     spec.tile_n = row.tile_n;
     spec.tile_k = row.tile_k;
@@ -118,17 +132,15 @@ std::string refused_pin(const FamilyContext& context) {
 }
 
 std::string refused_problem(const FamilyContext& context) {
-  const Problem& problem = context.problem;
-  const Arch arch = context.device.arch;
-  if (quantises(problem) && !has_native_fp4(arch)) {
-    const RecipeInfo& recipe = recipe_info(problem.recipe);
+  const RecipeInfo& recipe = recipe_info(context.problem.recipe);
+  if (!has_native_fp4(context.device.arch) && !quantizer_info(recipe.quantizer).fits_bf16) {
     return cat("recipe ",
                recipe.name,
                " on ",
-               arch_name(arch),
-               ", which has no FP4 tensor cores: the quantiser is not joined to the w4a16 kernels "
-               "yet; nearest: w4a16_",
-               format_info(recipe.weights).name);
+               arch_name(context.device.arch),
+               ": operands of rule ",
+               quantizer_info(recipe.quantizer).name,
+               " do not fit bf16; nearest: w4a16_nvfp4");
   }
   return {};
 }
@@ -201,10 +213,11 @@ Step resident_step(const FamilyContext& context) {
   return step;
 }
 
-std::int64_t operand_bytes(const Problem& problem, std::int64_t cols) {
-  const RecipeInfo& recipe = recipe_info(problem.recipe);
-  const std::int64_t group = recipe.operand == DType::kE2m1 ? 16 : 32;
-  return cols * dtype_bits(recipe.operand) / 8 + device::ceil_div(cols, group);
+std::int64_t operand_bytes(const FamilyContext& context, std::int64_t cols) {
+  const std::int64_t bits = operand_bits(context);
+  const std::int64_t scales =
+      bits == 16 ? 0 : device::ceil_div(cols, operand_group(context.problem));
+  return cols * bits / 8 + scales;
 }
 
 }  // namespace
@@ -260,9 +273,9 @@ std::vector<plan::SliceRequest> slices_cuda(const FamilyContext& context, std::i
   }
   if (quantises(problem)) {
     slices.push_back(
-        {SliceId::kXOperand, num_tokens * operand_bytes(problem, problem.hidden_size)});
+        {SliceId::kXOperand, num_tokens * operand_bytes(context, problem.hidden_size)});
     slices.push_back(
-        {SliceId::kInnerOperand, routes * operand_bytes(problem, problem.intermediate_size)});
+        {SliceId::kInnerOperand, routes * operand_bytes(context, problem.intermediate_size)});
   } else if (problem.io_dtype != DType::kBf16) {
     slices.push_back({SliceId::kXOperand, num_tokens * problem.hidden_size * 2});
   }

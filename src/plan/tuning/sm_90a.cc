@@ -11,7 +11,7 @@ constexpr std::string_view kMeasured = "bench/results/h200-decode-gemv-0001.json
 constexpr std::string_view kBlockSource = "derived: reference.md §3.6, mean routes below 0.9 block";
 
 constexpr DirectRow kDirect[] = {
-    {.max_tokens = 64, .source = kMeasured},
+    {.filter = {.recipe = "w4a16"}, .max_tokens = 64, .source = kMeasured},
 };
 
 constexpr BlockRow kBlocks[] = {
