@@ -31,6 +31,11 @@ inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
                : "memory");
 }
 
+/// One of the expected arrivals, made when this thread's asynchronous copies so far are there.
+inline void mbarrier_arrive_async(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 inline void mbarrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n\t"

@@ -20,7 +20,7 @@ inline namespace MOEKIT_ISA {
 /// L2 policy for bytes that are read once: they leave first.
 inline u64 evict_first_policy() {
   u64 policy = 0;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
@@ -44,6 +44,33 @@ inline void bulk_copy(u32 destination, const void* source, u32 bytes, u32 barrie
       "r"(barrier),
       "l"(policy)
       : "memory");
+}
+
+/// 16 bytes, global to shared, asynchronous to this thread.
+inline void copy_16_async(u32 destination, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source)
+               : "memory");
+}
+
+inline void prefetch_to_l2(const void* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+/// 16 bytes of global memory, 16-aligned. kConstant: nobody writes them while the kernel runs.
+template <bool kConstant>
+inline Words4 load_global_words(const void* from) {
+  Words4 value;
+  if constexpr (kConstant) {
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from));
+  } else {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from)
+                 : "memory");
+  }
+  return value;
 }
 
 inline Words4 load_shared_words(u32 address) {
@@ -80,6 +107,10 @@ inline Floats4 load_shared_floats(u32 address) {
                : "r"(address)
                : "memory");
   return value;
+}
+
+inline void store_shared_f32(u32 address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 inline void store_shared_floats(u32 address, const Floats4& value) {

@@ -35,6 +35,14 @@ inline T opaque(T value) {
   return value;
 }
 
+/// Bits of `ones` where the mask has ones, else of `zeros`: one instruction.
+template <u32 kMask>
+inline u32 bit_select(u32 zeros, u32 ones) {
+  u32 selected = 0;
+  asm("lop3.b32 %0, %1, %2, %3, 0xD8;" : "=r"(selected) : "r"(zeros), "r"(ones), "n"(kMask));
+  return selected;
+}
+
 template <u32 kSelector>
 inline u32 byte_permute(u32 a, u32 b) {
   return __byte_perm(a, b, kSelector);

@@ -10,9 +10,6 @@
 
 namespace moekit::kernels::decode_gemv {
 
-/// Room that is kept for static shared memory: barriers and a few words (device/kernel.cuh).
-inline constexpr std::int32_t kStaticSmemBytes = 1024;
-
 /// What every resident block costs an SM besides its own shared memory (CUDA C++ programming guide,
 /// shared memory of compute capability 9.0: 228 KiB an SM, 227 KiB a block).
 inline constexpr std::int32_t kReservedSmemBytes = 1024;
@@ -56,42 +53,47 @@ struct Geometry {
   bool fits = false;
 };
 
-/// Two stages of the widest entry at least, else it does not fit.
+/// What is left for the rings, in whole slots of every warp; two of them at least.
+inline std::int32_t ring_bytes(const Spec& spec, std::int32_t room) {
+  const std::int32_t slots = std::clamp(room / slots_bytes(spec), 2, kMaxSlots);
+  return slots * slots_bytes(spec);
+}
+
+/// gate_up leaves the rest of an SM's 256 KiB to L1, where the rows of x are read from.
+inline constexpr std::int32_t kMostGateUpSmemBytes = 184 * 1024;
+
 inline Geometry gate_up_geometry(const Spec& spec, const LaunchShape& shape) {
+  const std::int32_t limit = std::min(shape.smem_bytes, kMostGateUpSmemBytes);
   const std::int32_t routes = shape.num_tokens * shape.top_k;
-  const SmemMap map = smem_map(spec, {routes, shape.num_experts, 0, 0});
-  const std::int32_t least = 2 * stage_bytes(spec, std::min(spec.max_columns, routes));
+  const SmemMap map = smem_map(spec, {routes, shape.num_experts, 0, 0, 0});
   Geometry made;
   made.grid = shape.num_sms * shape.blocks_per_sm;
-  made.ring_bytes = std::max(least, shape.smem_bytes - map.ring);
-  made.smem_bytes = map.ring + made.ring_bytes;
-  made.fits = made.smem_bytes <= shape.smem_bytes;
+  made.ring_bytes = ring_bytes(spec, limit - map.ring);
+  made.fits = map.ring + made.ring_bytes <= limit;
+  made.smem_bytes = limit;  // the same for every token count
   return made;
 }
 
 /// A block expects its share of the routes and 15 % more in its table of results; a call that is
-/// more skewed than that spills. Three stages are kept for the ring before the table grows.
+/// more skewed than that spills. Two slots of each ring are kept before the table grows.
 inline Geometry down_geometry(const Spec& spec, const LaunchShape& shape) {
   const std::int32_t routes = shape.num_tokens * shape.top_k;
-  const std::int32_t columns = std::min(spec.max_columns, routes);
-  const std::int32_t row_bytes = (rows_per_block(spec) + kResultPad) * 4;
-  SmemShape smem{routes, shape.num_experts, 0, 0};
-  const std::int32_t bare = smem_map(spec, smem).ring;
+  const std::int32_t tiles = (shape.hidden + device::kFp4TileRows - 1) / device::kFp4TileRows;
+  const std::int32_t clusters = std::clamp(shape.max_clusters, 1, tiles);
+  SmemShape smem{routes, shape.num_experts, 0, 0, 0};
+  smem.rows = (tiles + clusters - 1) / clusters * device::kFp4TileRows;
+  const std::int32_t row_bytes = result_stride(smem.rows) * 4;
   const std::int32_t share = (routes + shape.cluster - 1) / shape.cluster;
   const std::int32_t wanted = shape.cluster == 1 ? routes : std::min(routes, share * 115 / 100 + 8);
-  const std::int32_t room = shape.smem_bytes - bare - 3 * stage_bytes(spec, columns) - 256;
+  const std::int32_t room =
+      shape.smem_bytes - smem_map(spec, smem).ring - 2 * slots_bytes(spec) - 256;
   Geometry made;
   made.result_rows = std::min(wanted, std::max(0, room / row_bytes));
   smem.result_rows = made.result_rows;
   const std::int32_t ring_at = smem_map(spec, smem).ring;
-  made.ring_bytes = std::max(2 * stage_bytes(spec, columns), shape.smem_bytes - ring_at);
-  made.smem_bytes = ring_at + made.ring_bytes;
-  made.fits = made.smem_bytes <= shape.smem_bytes && shape.max_clusters > 0;
-  const std::int32_t tiles = (shape.hidden + device::kFp4TileRows - 1) / device::kFp4TileRows;
-  // Rows beyond what the resident clusters hold take further clusters, in waves.
-  const std::int32_t clusters =
-      std::max(std::min(shape.max_clusters, tiles),
-               (tiles + tiles_per_block(spec) - 1) / tiles_per_block(spec));
+  made.ring_bytes = ring_bytes(spec, shape.smem_bytes - ring_at);
+  made.fits = ring_at + made.ring_bytes <= shape.smem_bytes && shape.max_clusters > 0;
+  made.smem_bytes = shape.smem_bytes;
   made.grid = clusters * shape.cluster;
   if (made.result_rows < routes) {
     made.spill_bytes = static_cast<std::int64_t>(clusters) * row_bytes *

@@ -6,9 +6,8 @@
 namespace moekit::kernels::decode_gemv {
 namespace {
 
-constexpr Spec kGateUp{.role = Role::kGateUp, .k_steps = 2};
-constexpr Spec kDown{
-    .role = Role::kDown, .warps_m = 2, .warps_k = 1, .teams = 4, .k_steps = 4, .row_tiles = 3};
+constexpr Spec kGateUp{.role = Role::kGateUp, .warps = 12, .lookahead = 2, .blocks_per_sm = 2};
+constexpr Spec kDown{.role = Role::kDown, .warps = 12, .lookahead = 2, .blocks_per_sm = 2};
 
 LaunchShape glm_tp8(std::int32_t num_tokens) {
   return {.num_tokens = num_tokens,
@@ -45,11 +44,11 @@ TEST(Geometry, FewTokensNeverSpillAndManySpillWithinTheWorkspaceCase) {
   EXPECT_LT(many.spill_bytes, 15 << 20);
 }
 
-TEST(Geometry, MoreRowsThanResidentClustersHoldTakeFurtherClusters) {
+TEST(Geometry, ClustersNeverExceedTheResidentOnes) {
   LaunchShape shape = glm_tp8(1);
   shape.hidden = 16384;
   const Geometry down = down_geometry(kDown, shape);
-  EXPECT_EQ(down.grid, 2 * ((16384 / 16 + 5) / 6));
+  EXPECT_EQ(down.grid, 132);
 }
 
 TEST(Geometry, TooLittleSharedMemoryDoesNotFit) {

@@ -28,18 +28,18 @@ std::string prelude(const Variant& variant, const std::string& entry) {
       spec.role == Role::kDown ? "kDown" : "kGateUp",
       ", .group_size = ",
       spec.group_size,
-      ", .warps_m = ",
-      spec.warps_m,
-      ", .warps_k = ",
-      spec.warps_k,
-      ", .teams = ",
-      spec.teams,
-      ", .k_steps = ",
-      spec.k_steps,
+      ", .warps = ",
+      spec.warps,
       ", .row_tiles = ",
       spec.row_tiles,
+      ", .k_tiles = ",
+      spec.k_tiles,
+      ", .lookahead = ",
+      spec.lookahead,
       ", .max_columns = ",
       spec.max_columns,
+      ", .whole_items = ",
+      spec.whole_items,
       ", .blocks_per_sm = ",
       spec.blocks_per_sm,
       "};\n"
@@ -75,7 +75,7 @@ std::vector<plan::KernelSource> catalog(Arch arch) {
   for (const std::int32_t group_size : {16, 32}) {
     for (const Role role : {Role::kGateUp, Role::kDown}) {
       for (const VariantRow& row : variant_rows(role)) {
-        if (group_size == 32 && !row.mxfp4) {
+        if (!compiled_for(row, group_size)) {
           continue;
         }
         Variant variant = row.variant;

@@ -20,13 +20,14 @@ using plan::SliceId;
 // In order of preference: the variant that was measured best at few tokens on another arch, then
 // what fits in less shared memory.
 constexpr Spec kGateUpSpecs[] = {
-    {.role = Role::kGateUp, .k_steps = 2, .row_tiles = 2, .blocks_per_sm = 1},
-    {.role = Role::kGateUp, .k_steps = 1, .row_tiles = 1, .blocks_per_sm = 1},
-    {.role = Role::kGateUp, .warps_k = 4, .k_steps = 1, .row_tiles = 1, .blocks_per_sm = 1},
+    {.role = Role::kGateUp},
+    {.role = Role::kGateUp, .warps = 8, .lookahead = 2},
+    {.role = Role::kGateUp, .warps = 4, .k_tiles = 2, .lookahead = 2},
 };
 constexpr Spec kDownSpecs[] = {
-    {.role = Role::kDown, .k_steps = 1, .row_tiles = 2, .blocks_per_sm = 1},
-    {.role = Role::kDown, .warps_k = 4, .k_steps = 1, .row_tiles = 1, .blocks_per_sm = 1},
+    {.role = Role::kDown},
+    {.role = Role::kDown, .warps = 8, .lookahead = 2},
+    {.role = Role::kDown, .warps = 4, .k_tiles = 2, .lookahead = 2},
 };
 
 struct Choice {

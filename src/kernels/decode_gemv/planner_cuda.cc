@@ -49,7 +49,7 @@ std::string tiles_of(Role role, bool mxfp4) {
   std::string names;
   for (const VariantRow& row : variant_rows(role)) {
     const std::string name = tile_name(row.variant);
-    if (names.find(name) == std::string::npos && (row.mxfp4 || !mxfp4)) {
+    if (names.find(name) == std::string::npos && compiled_for(row, mxfp4 ? 32 : 16)) {
       names += cat(names.empty() ? "" : ", ", name);
     }
   }
@@ -75,7 +75,7 @@ std::string refused_pin(const plan::FamilyContext& context) {
   const auto known = [mxfp4](Role role, std::string_view tile) {
     const auto rows = variant_rows(role);
     return std::any_of(rows.begin(), rows.end(), [&](const VariantRow& row) {
-      return tile_name(row.variant) == tile && (row.mxfp4 || !mxfp4);
+      return tile_name(row.variant) == tile && compiled_for(row, mxfp4 ? 32 : 16);
     });
   };
   if (overrides.tile.has_value() &&

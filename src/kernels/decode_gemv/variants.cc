@@ -15,72 +15,76 @@ using base::cat;
 
 constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 
-constexpr Variant gate_up(std::int32_t warps_m,
-                          std::int32_t warps_k,
-                          std::int32_t k_steps,
-                          std::int32_t row_tiles,
-                          std::int32_t max_columns,
-                          std::int32_t blocks_per_sm) {
-  return {{.role = Role::kGateUp,
-           .warps_m = warps_m,
-           .warps_k = warps_k,
-           .k_steps = k_steps,
-           .row_tiles = row_tiles,
-           .max_columns = max_columns,
-           .blocks_per_sm = blocks_per_sm}};
-}
-
+/// How the registers of an SM are divided, and the steps of a warp.
 struct Warps {
-  std::int32_t m;
-  std::int32_t k;
-  std::int32_t teams;
+  std::int32_t warps;
+  std::int32_t row_tiles;
+  std::int32_t k_tiles;
+  std::int32_t lookahead;
 };
 
-constexpr Variant down(Warps warps,
-                       std::int32_t k_steps,
-                       std::int32_t row_tiles,
-                       std::int32_t max_columns,
-                       std::int32_t blocks_per_sm,
-                       std::int32_t cluster) {
-  return {{.role = Role::kDown,
-           .warps_m = warps.m,
-           .warps_k = warps.k,
-           .teams = warps.teams,
-           .k_steps = k_steps,
-           .row_tiles = row_tiles,
-           .max_columns = max_columns,
-           .blocks_per_sm = blocks_per_sm},
-          cluster};
+constexpr Spec spec_of(
+    Role role, Warps shape, std::int32_t max_columns, bool whole, std::int32_t blocks_per_sm) {
+  return {.role = role,
+          .warps = shape.warps,
+          .row_tiles = shape.row_tiles,
+          .k_tiles = shape.k_tiles,
+          .lookahead = shape.lookahead,
+          .max_columns = max_columns,
+          .whole_items = whole ? 1 : 0,
+          .blocks_per_sm = blocks_per_sm};
 }
 
-constexpr std::string_view kSource = "bench/results/h200-decode-gemv-0001.jsonl";
+constexpr Variant gate_up(Warps shape,
+                          std::int32_t max_columns,
+                          bool whole,
+                          std::int32_t blocks_per_sm) {
+  return {spec_of(Role::kGateUp, shape, max_columns, whole, blocks_per_sm)};
+}
+
+constexpr Variant down(Warps shape,
+                       std::int32_t max_columns,
+                       bool whole,
+                       std::int32_t blocks_per_sm,
+                       std::int32_t cluster) {
+  return {spec_of(Role::kDown, shape, max_columns, whole, blocks_per_sm), cluster};
+}
+
+constexpr std::string_view kSource = "bench/results/h200-decode-gemv-0002.jsonl";
+
+// 80 registers a thread suffice for nvfp4 only: mxfp4's exponents take two more and a step of three
+// tiles, of which 2880 columns have a whole number.
+constexpr bool kNvfp4 = true;
+constexpr bool kMxfp4 = true;
 
 // Columns of a row: routes, mean routes per expert, K tiles, row tiles, MB, blocks per SM.
 // Few bytes: half of each SM stays free, so that down starts beside gate_up.
 constexpr VariantRow kGateUpRows[] = {
-    {gate_up(1, 8, 2, 2, 8, 2), kAny, 4, kAny, kAny, 30, 1},
-    {gate_up(1, 8, 2, 2, 8, 2), kAny, 4, kAny, kAny, kAny, 2},
-    {gate_up(4, 4, 2, 2, 16, 1), kAny, 8, kAny, kAny, kAny, 1},
-    {gate_up(4, 4, 2, 2, 24, 1), kAny, kAny, kAny, kAny, kAny, 1},
+    {gate_up({12, 1, 4, 2}, 8, false, 2), kAny, 4, kAny, kAny, 30, 1, kNvfp4, !kMxfp4},
+    {gate_up({24, 1, 4, 2}, 8, false, 1), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {gate_up({20, 1, 3, 3}, 8, false, 1), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
+    {gate_up({16, 2, 4, 1}, 16, true, 1), kAny, 8, kAny, kAny, kAny, 1},
+    {gate_up({12, 2, 2, 1}, 24, true, 1), kAny, kAny, kAny, kAny, kAny, 1},
 };
 
-// 20 warps have 96 registers each; with exponents per row these two do not get by with them.
-constexpr bool kSpillsForMxfp4 = false;
-
-// max_row_tiles is what the resident clusters hold in one wave.
+// Output rows are dealt in tiles, so blocks of their own leave SMs idle where the tiles of one
+// (at most 3 here) are few: clusters of two share them more evenly, at the price of reading each
+// other's results, which more routes than 128 are worth.
 constexpr VariantRow kDownRows[] = {
-    {down({2, 1, 4}, 4, 3, 8, 2, 2), 16, 4, 4, 396, kAny, 1},
-    {down({2, 1, 4}, 4, 3, 8, 2, 2), 64, 4, 4, 396, kAny, 2},
-    {down({2, 1, 8}, 4, 3, 8, 1, 2), kAny, 4, 4, 396, kAny, 1},
-    {down({4, 1, 4}, 4, 2, 8, 1, 2), kAny, 4, 4, 528, kAny, 1},
-    {down({2, 4, 1}, 3, 1, 8, 2, 2), kAny, 4, 12, 132, kAny, 1},
-    {down({1, 8, 1}, 1, 3, 8, 2, 4), kAny, 4, kAny, 186, kAny, 2},
-    {down({1, 8, 1}, 2, 2, 8, 2, 2), kAny, 4, kAny, 264, kAny, 2},
-    {down({1, 8, 1}, 2, 3, 8, 2, 2), kAny, 4, kAny, 396, kAny, 2},
-    {down({2, 8, 1}, 1, 2, 24, 1, 2), kAny, 8, kAny, 264, kAny, 1},
-    {down({2, 8, 1}, 1, 3, 16, 1, 2), kAny, 8, kAny, 396, kAny, 1, kSpillsForMxfp4},
-    {down({2, 8, 1}, 1, 2, 24, 1, 2), kAny, kAny, kAny, 264, kAny, 1},
-    {down({2, 8, 1}, 1, 3, 24, 1, 2), kAny, kAny, kAny, 396, kAny, 1, kSpillsForMxfp4},
+    {down({12, 1, 4, 2}, 8, false, 2, 1), 16, 4, kAny, 396, 30, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, false, 1, 1), kAny, 4, kAny, 132, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, false, 1, 2), kAny, 4, kAny, 198, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, false, 1, 1), kAny, 4, kAny, 396, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, false, 1, 1), 128, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, false, 1, 2), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {down({20, 1, 3, 3}, 8, false, 1, 1), kAny, 4, kAny, 132, kAny, 1, !kNvfp4, kMxfp4},
+    {down({20, 1, 3, 3}, 8, false, 1, 2), kAny, 4, kAny, 198, kAny, 1, !kNvfp4, kMxfp4},
+    {down({20, 1, 3, 3}, 8, false, 1, 1), kAny, 4, kAny, 396, kAny, 1, !kNvfp4, kMxfp4},
+    {down({20, 1, 3, 3}, 8, false, 1, 2), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
+    {down({16, 3, 2, 1}, 16, true, 1, 1), kAny, 8, 64, kAny, kAny, 1},
+    {down({16, 2, 4, 1}, 16, false, 1, 1), kAny, 8, kAny, kAny, kAny, 1},
+    {down({12, 3, 2, 1}, 24, true, 1, 1), kAny, kAny, 64, kAny, kAny, 1},
+    {down({12, 2, 4, 1}, 24, false, 1, 1), kAny, kAny, kAny, kAny, kAny, 1},
 };
 
 struct Letter {
@@ -88,12 +92,12 @@ struct Letter {
   std::int32_t Spec::*field;
 };
 
-constexpr Letter kLetters[] = {{'m', &Spec::warps_m},
-                               {'k', &Spec::warps_k},
-                               {'t', &Spec::teams},
-                               {'s', &Spec::k_steps},
+constexpr Letter kLetters[] = {{'w', &Spec::warps},
                                {'r', &Spec::row_tiles},
+                               {'k', &Spec::k_tiles},
+                               {'a', &Spec::lookahead},
                                {'c', &Spec::max_columns},
+                               {'i', &Spec::whole_items},
                                {'b', &Spec::blocks_per_sm}};
 
 std::string_view recipe_name(const Spec& spec) {
@@ -265,7 +269,7 @@ std::optional<RoleChoice> choose_variant(Role role, const CallShape& shape, std:
   std::optional<RoleChoice> fallback;
   for (const VariantRow& row : variant_rows(role)) {
     const Variant variant = with_group(row.variant, shape.group_size);
-    if ((!tile.empty() && tile_name(variant) != tile) || (shape.group_size == 32 && !row.mxfp4)) {
+    if ((!tile.empty() && tile_name(variant) != tile) || !compiled_for(row, shape.group_size)) {
       continue;
     }
     const bool serving = serves(row, shape);

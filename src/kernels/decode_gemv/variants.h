@@ -23,10 +23,10 @@ struct Variant {
   std::int32_t cluster = 1;  // blocks that share output rows of down
 };
 
-/// `m1k8t1s2r2c8b2`, and `x2` behind it for down: Spec's numbers in the order of its fields.
+/// `w24r1k4a2c8i0b1`, and `x2` behind it for down: Spec's numbers in the order of its fields.
 [[nodiscard]] std::string tile_name(const Variant& variant);
 
-/// `decode_gemv.w4a16_nvfp4.down_m2k1t4s4r3c8b2x2.sm90a`
+/// `decode_gemv.w4a16_nvfp4.down_w24r1k4a2c8i0b1x2.sm90a`
 [[nodiscard]] std::string kernel_name(const Variant& variant);
 
 /// The inverse of kernel_name; empty for any other text.
@@ -45,11 +45,17 @@ struct VariantRow {
   std::int64_t max_row_tiles;
   std::int64_t max_megabytes;       // gate_up: of the active experts' weights
   std::int32_t grid_blocks_per_sm;  // fewer than the registers allow leave room for the next launch
-  bool mxfp4 = true;                // compiled for mxfp4 too
+  bool nvfp4 = true;                // compiled for
+  bool mxfp4 = true;
 };
 
 /// In order of preference. Specs are of nvfp4; mxfp4 has the same with its group size.
 [[nodiscard]] std::span<const VariantRow> variant_rows(Role role) noexcept;
+
+/// Whether the kernel of `row` is compiled for scales of groups of `group_size`.
+[[nodiscard]] constexpr bool compiled_for(const VariantRow& row, std::int32_t group_size) {
+  return group_size == 32 ? row.mxfp4 : row.nvfp4;
+}
 
 /// Where the rows of a role were measured.
 [[nodiscard]] std::string_view variant_source() noexcept;

@@ -34,58 +34,24 @@ inline void store_io(void* base, i64 at, IoType type, float value) {
   static_cast<float*>(base)[at] = value;
 }
 
-/// Where a route's result stands: in the table of block `rank`, row `local`; if the entry's K was
-/// split, also in the tables of the `ranks` - 1 blocks after it, row `column`. ranks 0: inactive.
-struct Place {
-  static u32 pack(u32 rank, u32 ranks, u32 local, u32 column) {
-    return rank | ranks << 4 | column << 8 | local << 16;
-  }
-
-  explicit Place(u32 bits)
-      : rank(bits & 15U), ranks((bits >> 4) & 15U), column((bits >> 8) & 255U), local(bits >> 16) {}
-
-  u32 rank;
-  u32 ranks;
-  u32 column;
-  u32 local;
+/// The tables of route results of a cluster's blocks, in the shared memory of each or its spill.
+struct Tables {
+  float* rows[kMaxCluster];
+  i32 first_position[kMaxCluster];  // of row 0
+  i32 first_item[kMaxCluster];      // of the items that the block has
 };
 
-/// First position of a block's share of (entry, K chunk); 0 where it has none.
-inline i32 first_position(const Routes& routes, i32 chunks, Share share) {
-  return share.begin < share.end
-             ? routes.entries[static_cast<u32>(share.begin) / static_cast<u32>(chunks)].column_begin
-             : 0;
-}
-
-/// One consumer thread per route.
+/// One thread per route: the entry that holds it.
 template <Spec S>
-inline void place_results(const Args& args, const Routes& routes, i32 chunks, i32 ranks) {
-  const Partition partition(*routes.num_entries * chunks, ranks);
+inline void place_results(const Args& args, const Routes& routes) {
   for (i32 route = static_cast<i32>(threadIdx.x); route < args.num_tokens * args.top_k;
-       route += consumer_threads(S)) {
+       route += num_threads(S)) {
     const i32 expert = routes.expert_of_route[route];
-    u32 place = 0;
     if (expert >= 0) {
-      const i32 position = routes.position[route];
-      i32 entry = routes.first_entry[expert];
-      entry += (position - routes.entries[entry].column_begin) / S.max_columns;
-      const i32 column = position - routes.entries[entry].column_begin;
-      // The ranks whose share meets [entry, entry + 1) * chunks.
-      i32 first_rank = 0;
-      while (partition.begin(first_rank + 1) <= entry * chunks) {
-        ++first_rank;
-      }
-      i32 touching = 1;
-      while (partition.begin(first_rank + touching) < (entry + 1) * chunks) {
-        ++touching;
-      }
-      const i32 local = position - first_position(routes, chunks, partition.share(first_rank));
-      place = Place::pack(static_cast<u32>(first_rank),
-                          static_cast<u32>(touching),
-                          static_cast<u32>(local),
-                          static_cast<u32>(column));
+      const i32 first = routes.first_entry[expert];
+      const i32 column = routes.position[route] - routes.entries[first].column_begin;
+      routes.places[route] = static_cast<u32>(first + column / S.max_columns);
     }
-    routes.places[route] = place;
   }
 }
 
@@ -106,29 +72,31 @@ inline i32 slot_by_expert(const Args& args, const Routes& routes, i32 token, i32
   return order;
 }
 
-/// Four rows of one token.
+/// Four rows of one token, which belong to item `group` of every entry.
 template <Spec S>
-inline device::Floats4 sum_routes(
-    const Args& args, const Routes& routes, float* const* tables, i32 token, i32 row_in_block) {
+inline device::Floats4 sum_routes(const Args& args,
+                                  const Routes& routes,
+                                  const BlockWork<S>& work,
+                                  const Tables& tables,
+                                  i32 token,
+                                  i32 row_in_block,
+                                  i32 stride) {
   device::Floats4 sum{0.0F, 0.0F, 0.0F, 0.0F};
+  const i32 group = row_in_block / (device::kFp4TileRows * S.row_tiles);
   for (i32 order = 0; order < args.top_k; ++order) {
     const i32 slot = args.expert_order != 0 ? slot_by_expert(args, routes, token, order) : order;
     const i32 route = token * args.top_k + slot;
-    const Place place(routes.places[route]);
-    if (place.ranks == 0) {
+    if (routes.position[route] == kNoPosition) {
       continue;
     }
-    constexpr i32 kStride = ResultTable<S>::kStride;
-    device::Floats4 result = *reinterpret_cast<const device::Floats4*>(
-        tables[place.rank] + static_cast<i64>(place.local) * kStride + row_in_block);
-    for (u32 next = 1; next < place.ranks; ++next) {
-      const device::Floats4 part = *reinterpret_cast<const device::Floats4*>(
-          tables[place.rank + next] + static_cast<i64>(place.column) * kStride + row_in_block);
-      result.x += part.x;
-      result.y += part.y;
-      result.z += part.z;
-      result.w += part.w;
+    const i32 item = static_cast<i32>(routes.places[route]) * work.groups.value() + group;
+    i32 rank = 0;
+    while (rank + 1 < work.parts.value() && item >= tables.first_item[rank + 1]) {
+      ++rank;
     }
+    const i64 row = routes.position[route] - tables.first_position[rank];
+    const device::Floats4 result =
+        *reinterpret_cast<const device::Floats4*>(tables.rows[rank] + row * stride + row_in_block);
     const float weight = args.weight_on_input != 0 ? 1.0F : routes.weight_of_route[route];
     sum.x += weight * result.x;
     sum.y += weight * result.y;
@@ -138,17 +106,56 @@ inline device::Floats4 sum_routes(
   return sum;
 }
 
-/// Output rows of the cluster; its blocks share the work by threads.
+/// The same where all results stand in this block's shared memory and slots are summed in their
+/// order: `row_at` is the shared address of the four rows of position 0.
 template <Spec S>
-inline void combine(
-    const Args& args, const Routes& routes, float* const* tables, Share rows, i32 rank, i32 ranks) {
-  const i32 quads = (rows.end - rows.begin) / 4;  // rows are multiples of 8
-  for (i32 at = rank * consumer_threads(S) + static_cast<i32>(threadIdx.x);
-       at < quads * args.num_tokens;
-       at += ranks * consumer_threads(S)) {
-    const i32 token = at / quads;
-    const i32 row_in_block = (at - token * quads) * 4;
-    const device::Floats4 sum = sum_routes<S>(args, routes, tables, token, row_in_block);
+inline device::Floats4 sum_own_routes(
+    const Args& args, const Routes& routes, i32 token, u32 row_at, i32 stride) {
+  device::Floats4 sum{0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll 4
+  for (i32 slot = 0; slot < args.top_k; ++slot) {
+    const i32 route = token * args.top_k + slot;
+    const u32 position = routes.position[route];
+    const float weight = args.weight_on_input != 0 ? 1.0F : routes.weight_of_route[route];
+    const bool active = position != kNoPosition;
+    const device::Floats4 result = device::load_shared_floats(
+        row_at + (active ? position * static_cast<u32>(stride * 4) : 0U));
+    // Nothing may have been stored for an inactive route.
+    sum.x += active ? weight * result.x : 0.0F;
+    sum.y += active ? weight * result.y : 0.0F;
+    sum.z += active ? weight * result.z : 0.0F;
+    sum.w += active ? weight * result.w : 0.0F;
+  }
+  return sum;
+}
+
+/// Output rows of the cluster; its blocks share the work by threads. sum_own_routes() serves
+/// where `table.shared` is set.
+template <Spec S>
+inline void combine(const Args& args,
+                    const Routes& routes,
+                    const BlockWork<S>& work,
+                    const Tables& tables,
+                    const ResultTable& table) {
+  const i32 rank = static_cast<i32>(device::cluster_rank());
+  const i32 ranks = static_cast<i32>(device::cluster_size());
+  const i32 last_row = work.rows.end * device::kFp4TileRows;
+  const Share rows{work.rows.begin * device::kFp4TileRows,
+                   last_row < args.hidden ? last_row : args.hidden};
+  const Divisor quads((rows.end - rows.begin) / 4);  // rows are multiples of 8
+  for (i32 at = rank * num_threads(S) + static_cast<i32>(threadIdx.x);
+       at < quads.value() * args.num_tokens;
+       at += ranks * num_threads(S)) {
+    const i32 token = quads.quotient(at);
+    const i32 row_in_block = (at - token * quads.value()) * 4;
+    const device::Floats4 sum =
+        table.shared != 0
+            ? sum_own_routes<S>(args,
+                                routes,
+                                token,
+                                table.shared + static_cast<u32>(row_in_block * 4),
+                                table.stride)
+            : sum_routes<S>(args, routes, work, tables, token, row_in_block, table.stride);
     const float values[4] = {sum.x, sum.y, sum.z, sum.w};
     const i64 row = rows.begin + row_in_block;
 #pragma unroll

@@ -1,249 +1,268 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The consumer warps: walk the schedule, multiply stage by stage, then add the shares of K of the
-// warps through shared memory in warp order and hand the sums to the epilogue.
+// A warp's share of a block's steps: request weights, load operands, multiply, finish items. No
+// warp waits for another before its share is done; then whoever began an item that others went on
+// with adds their parts in step order.
 
 #include "kernels/decode_gemv/device/epilogue.cuh"
 
 namespace moekit::kernels::decode_gemv {
 
+/// What the warps of a block leave for each other, in shared memory.
+struct Partials {
+  u32 sums;         // shared address, [warps][row tiles][octets][32] of 16 bytes
+  u32* not_finite;  // [warps]
+};
+
 template <Spec S, typename Epilogue>
 class Consumer {
  public:
-  Consumer(const Extents<S>& extents, const Ring& ring, u32 partials, u32* not_finite)
+  Consumer(const Args& args,
+           const Extents<S>& extents,
+           const BlockWork<S>& work,
+           const Routes& routes,
+           const Ring& ring)
       : extents_(extents),
+        work_(work),
+        routes_(routes),
         ring_(ring),
-        partials_(device::opaque(partials)),
-        not_finite_(not_finite),
-        leader_(device::opaque(static_cast<i32>(threadIdx.x % 32)) == 0) {}
+        operand_(args, extents, lane_),
+        codes_at_(device::opaque(ring.slots + lane_.codes_at)),
+        scales_at_(device::opaque(ring.slots + lane_.scales_at)),
+        warp_(static_cast<i32>(threadIdx.x / 32)),
+        uneven_(extents.ragged || extents.k_tiles % S.k_tiles != 0) {}
 
-  void run(Schedule<S> schedule, const Epilogue& epilogue) {
-    Segment segment;
-    for (i32 team = 0; schedule.next(segment); team = team + 1 == S.teams ? 0 : team + 1) {
-      if (S.teams > 1 && team != lane_.team) {
-        skip_segment(segment);
-        continue;
+  /// The operands of the first step.
+  void load_first(const Walk<S>& walk, i32 steps) {
+    if (steps <= 0) {
+      return;
+    }
+    operand_.locate(routes_, walk.entry);
+#pragma unroll
+    for (i32 at = 0; at < S.lookahead; ++at) {
+      if (at < walk.k_tiles(extents_)) {
+        operand_.load(operand_.words[at], walk.chunk * S.k_tiles + at);
       }
-      run_segment<S.max_columns / 8>(segment, epilogue);
+    }
+  }
+
+  /// All warps of the block. Needs the routes of entries; down: and what gate_up wrote. The warp
+  /// that began an item which others went on with adds their parts after a barrier.
+  void run(WeightStream<S>& weights,
+           Walk<S> walk,
+           i32 steps,
+           const Epilogue& epilogue,
+           const Partials& partials) {
+    i32 slot = 0;
+    u32 parity = 0;
+    bool live = steps > 0;
+    bool done = false;
+    while (!done) {
+      bool ended = true;
+      i32 item_left = 0;
+      if (live) {
+        begin_part(walk, epilogue);
+      }
+      for (bool more = live; more;) {
+        --steps;
+        Walk<S> next = walk;
+        next.advance(work_);
+        device::mbarrier_wait(ring_.full + static_cast<u32>(slot * 8), parity);
+        const u32 at = static_cast<u32>(slot * slot_bytes(S));
+        if (uneven_) {
+          multiply_step<false>(walk, next, at, steps > 0);
+        } else {
+          multiply_step<true>(walk, next, at, steps > 0);
+        }
+        __syncwarp();
+        weights.request(routes_, slot);
+        if (++slot == ring_.num_slots) {
+          slot = 0;
+          parity ^= 1U;
+        }
+        item_left = walk.steps_after(work_);
+        ended = item_left == 0;
+        more = !ended && steps > 0;
+        walk = next;
+      }
+      done = steps <= 0;
+      const bool finishes = live && headed_;
+      if constexpr (S.whole_items == 0) {
+        if (live && !headed_) {
+          leave_part(partials);
+        }
+        if (done) {
+          __syncthreads();
+        }
+      }
+      u32 not_finite = 0;
+      if (finishes) {
+        not_finite = column_bits();
+        if (S.whole_items == 0 && !ended) {
+          not_finite |= add_parts(partials, item_left);
+        }
+        finish(ended ? walk.item_before(work_) : walk, epilogue, not_finite);
+      }
     }
   }
 
  private:
-  static constexpr i32 kTiles = tiles_per_block(S);
-  static constexpr i32 kWarps = consumer_warps(S);
-  /// Without a reduction a warp finishes its own row tiles, else every kWarps-th.
-  static constexpr bool kReduces = S.warps_k > 1;
-  static constexpr i32 kTileSets = kReduces ? (kTiles + kWarps - 1) / kWarps : S.row_tiles;
-
-  i32 finished_tile(i32 set) const {
-    return kReduces ? set * kWarps + static_cast<i32>(threadIdx.x / 32)
-                    : set * S.warps_m + lane_.warp_m;
+  /// Adds the parts of the `item_left` steps after this warp's last, in their order.
+  u32 add_parts(const Partials& partials, i32 item_left) {
+    const Partition partition(work_.steps, S.warps);
+    const i32 item_end = partition.begin(warp_ + 1) + item_left;
+    u32 not_finite = 0;
+    for (i32 warp = warp_ + 1; warp < S.warps && partition.begin(warp) < item_end; ++warp) {
+      not_finite |= partials.not_finite[warp];
+#pragma unroll
+      for (i32 row = 0; row < S.row_tiles; ++row) {
+#pragma unroll
+        for (i32 octet = 0; octet < octets(S); ++octet) {
+          const device::Floats4 part =
+              device::load_shared_floats(place(partials, warp, row, octet));
+          float(&d)[4] = sums_.sum[row][octet];
+          d[0] += part.x;
+          d[1] += part.y;
+          d[2] += part.z;
+          d[3] += part.w;
+        }
+      }
+    }
+    return not_finite;
   }
 
-  void read_rows(RowConstants (&rows)[kTileSets],
-                 u32 stage,
-                 const Segment& segment,
-                 const Epilogue& epilogue) {
+  void begin_part(const Walk<S>& walk, const Epilogue& epilogue) {
+    sums_.clear();
+    headed_ = walk.begins_item();
+    if (headed_) {
 #pragma unroll
-    for (i32 set = 0; set < kTileSets; ++set) {
-      const i32 tile = finished_tile(set);
-      if (tile < segment.tiles) {
-        rows[set] = read_row_constants<S>(stage + stage_weight_bytes(S),
-                                          tile,
-                                          lane_.group,
-                                          epilogue.paired(),
-                                          epilogue.has_bias(segment));
+      for (i32 row = 0; row < S.row_tiles; ++row) {
+        rows_[row] = epilogue.row_constants(walk, row, lane_.group);
       }
     }
   }
 
-  /// Another team's stages: waited for and given back like one's own, so that no warp is ever a
-  /// turn of the ring behind, where parities would be ambiguous.
-  void skip_segment(const Segment& segment) {
-    for (i32 k = segment.k_begin; k < segment.k_end; k += stage_k_tiles(S)) {
-      device::mbarrier_wait(ring_.full_barrier(cursor_.stage), cursor_.parity);
-      give_back();
-    }
-  }
-
-  void give_back() {
-    __syncwarp();
-    if (leader_) {
-      device::mbarrier_arrive(ring_.empty_barrier(cursor_.stage));
-    }
-    cursor_.advance(ring_);
-  }
-
-  template <i32 kOctets>
-  void run_segment(const Segment& segment, const Epilogue& epilogue) {
-    Accumulators<S, kOctets> sums{};
-    // The block that holds an entry's first row tile also looks at all of its x.
-    const bool probe = S.role == Role::kGateUp && segment.tile_begin == 0 && lane_.warp_m == 0;
-    RowConstants rows[kTileSets];
-    u32 places[kOctets];
-    place_columns<S, kOctets>(places, lane_, segment);
-    for (i32 k = segment.k_begin; k < segment.k_end; k += stage_k_tiles(S)) {
-      const u32 full = ring_.full_barrier(cursor_.stage);
-      const u32 stage = ring_.stage(cursor_.stage);
-      device::mbarrier_wait(full, cursor_.parity);
-      if (k == segment.k_begin) {
-        read_rows(rows, stage, segment, epilogue);
+  /// `next`: the step after this one, if `more`; its first operands are loaded here. kWhole: every
+  /// step of this launch has all its tiles and no tile is short.
+  template <bool kWhole>
+  void multiply_step(const Walk<S>& walk, const Walk<S>& next, u32 slot, bool more) {
+    const i32 tiles = kWhole ? S.k_tiles : walk.k_tiles(extents_);
+    const i32 next_tiles = kWhole ? S.k_tiles : more ? next.k_tiles(extents_) : 0;
+    const bool probe = S.role == Role::kGateUp && walk.group == 0;
+    const u32 codes_at = codes_at_ + slot;
+    const u32 scales_at = scales_at_ + slot;
+    const i32 k_tile = walk.chunk * S.k_tiles;
+    // Past the last step its own operands are loaded again: always memory, never looked at.
+    const i32 next_k_tile = more ? next.chunk * S.k_tiles : k_tile;
+#pragma unroll
+    for (i32 at = 0; at < S.k_tiles; ++at) {
+      device::Words4(&columns)[2][octets(S)] = operand_.words[at % S.lookahead];
+      if (at < tiles) {
+        if (probe) {
+          probe_columns<S>(sums_, columns[0]);
+          probe_columns<S>(sums_, columns[1]);
+        }
+        constexpr i32 kBytes = tile_bytes(S);
+        multiply_tile<S>(sums_,
+                         codes_at + static_cast<u32>(at * kBytes),
+                         scales_at + static_cast<u32>(at * kBytes),
+                         columns);
       }
+      const i32 ahead = at + S.lookahead - S.k_tiles;  // in the next step
+      if (ahead == 0 && next.entry != walk.entry && more) {
+        operand_.locate(routes_, next.entry);
+      }
+      if constexpr (kWhole) {
+        operand_.load_whole(
+            columns, ahead < 0 ? k_tile : next_k_tile, ahead < 0 ? at + S.lookahead : ahead);
+      } else if (ahead < 0) {
+        if (at + S.lookahead < tiles) {
+          operand_.load(columns, k_tile + at + S.lookahead);
+        }
+      } else if (ahead < next_tiles) {
+        operand_.load(columns, next_k_tile + ahead);
+      }
+    }
+  }
+
+  /// Bit per column of the entry whose x held NaN or infinity; four lanes looked at each.
+  u32 column_bits() const {
+    u32 bits = 0;
+    if constexpr (S.role == Role::kGateUp) {
 #pragma unroll
-      for (i32 step = 0; step < S.k_steps; ++step) {
-        const i32 k_tile = k + step * S.warps_k + lane_.warp_k;
-        if (k_tile < segment.k_end && (kReduces || lane_.warp_m < segment.tiles)) {
-          const TileWords<S> words(stage + step * S.warps_k * tile_bytes(S), lane_);
-          const u32 columns_at = stage + step * S.warps_k * device::kFp4TileCols * 2;
-#pragma unroll
-          for (i32 half = 0; half < 2; ++half) {
-            device::Words4 columns[kOctets];
-            load_columns<kOctets>(columns, places, columns_at, half);
-            if (extents_.ragged) {
-              mask_columns<S, kOctets>(columns, lane_, extents_, k_tile, half);
-            }
-            if (probe) {
-              probe_columns<S, kOctets>(sums, columns);
-            }
-            multiply_half<S, kOctets>(sums, words, columns, half);
+      for (i32 octet = 0; octet < octets(S); ++octet) {
+        u32 lanes = __ballot_sync(0xFFFFFFFFU, (sums_.finite_probe[octet] & 0x7FFF7FFFU) != 0U);
+        if (lanes != 0U) {
+          for (i32 at = 0; at < 8; ++at) {
+            bits |= ((lanes >> (at * 4)) & 15U) != 0U ? 1U << (octet * 8 + at) : 0U;
           }
         }
       }
-      give_back();
     }
-    if constexpr (kReduces) {
-      if (probe) {
-        publish_probe<kOctets>(sums);
-      }
-      reduce<kOctets>(segment, sums, epilogue, rows);
-    } else {
-      finish_own<kOctets>(segment, sums, epilogue, rows);
-    }
-    num_segments_ = num_segments_ == 2 ? 0 : num_segments_ + 1;
+    return bits;
   }
 
-  /// Three words in turn: the one of the segment before last is cleared, when all have read it.
-  template <i32 kOctets>
-  void publish_probe(const Accumulators<S, kOctets>& sums) {
-#pragma unroll
-    for (i32 octet = 0; octet < kOctets; ++octet) {
-      const u32 probe = sums.finite_probe[octet];
-      if ((probe & 0x7FFF7FFFU) != 0U) {
-        atomicOr(&not_finite_[num_segments_], 1U << (octet * 8 + lane_.group));
-      }
-    }
+  static u32 place(const Partials& partials, i32 warp, i32 row, i32 octet) {
+    return partials.sums +
+           static_cast<u32>(warp * partial_bytes(S) + (row * octets(S) + octet) * 512 +
+                            static_cast<i32>(threadIdx.x % 32) * 16);
   }
 
-  template <i32 kOctets>
-  void reduce(const Segment& segment,
-              const Accumulators<S, kOctets>& sums,
-              const Epilogue& epilogue,
-              const RowConstants (&rows)[kTileSets]) {
-    const i32 thread = static_cast<i32>(threadIdx.x);
-#pragma unroll
-    for (i32 octet = 0; octet < kOctets; ++octet) {
-      if (octet * 8 >= segment.columns) {
-        break;
-      }
-      const u32 buffer = partials_ + static_cast<u32>(buffer_ * partial_bytes(S));
+  /// At most once per warp: only its first item can have been begun elsewhere.
+  void leave_part(const Partials& partials) {
+    if constexpr (S.whole_items == 0) {
 #pragma unroll
       for (i32 row = 0; row < S.row_tiles; ++row) {
-        const float(&d)[4] = sums.sum[row][octet];
-        const i32 tile = row * S.warps_m + lane_.warp_m;
-        device::store_shared_floats(slot(buffer, lane_.warp_k, tile, thread % 32),
-                                    {d[0], d[1], d[2], d[3]});
-      }
-      if (octet == 0 && thread == 0) {
-        not_finite_[num_segments_ == 2 ? 0 : num_segments_ + 1] = 0;
-      }
-      // One barrier per reduction: the buffers alternate, so writers of the next one are at most
-      // one barrier ahead of readers of this one.
-      device::named_barrier(1, consumer_threads(S));
 #pragma unroll
-      for (i32 set = 0; set < kTileSets; ++set) {
-        const i32 tile = finished_tile(set);
-        if (tile < segment.tiles) {
-          finish(segment, buffer, tile, octet, epilogue, rows[set]);
+        for (i32 octet = 0; octet < octets(S); ++octet) {
+          const float(&d)[4] = sums_.sum[row][octet];
+          device::store_shared_floats(place(partials, warp_, row, octet), {d[0], d[1], d[2], d[3]});
         }
       }
-      buffer_ ^= 1;
+      const u32 bits = column_bits();
+      if (threadIdx.x % 32 == 0) {
+        partials.not_finite[warp_] = bits;
+      }
     }
   }
 
-  /// The warp saw all of K: its own accumulators are the sums.
-  template <i32 kOctets>
-  void finish_own(const Segment& segment,
-                  const Accumulators<S, kOctets>& sums,
-                  const Epilogue& epilogue,
-                  const RowConstants (&rows)[kTileSets]) {
-    const i32 lane = static_cast<i32>(threadIdx.x % 32);
+  void finish(const Walk<S>& walk, const Epilogue& epilogue, u32 not_finite) {
+    const Entry& entry = routes_.entries[walk.entry];
+    device::mbarrier_wait(routes_.globals_full, 0);
+    const i32 tiles = walk.tiles(work_);
 #pragma unroll
-    for (i32 octet = 0; octet < kOctets; ++octet) {
-      const i32 column = octet * 8 + lane % 4 * 2;
-      u32 not_finite = 0;
-      if constexpr (S.role == Role::kGateUp) {
-        // Four lanes looked at each column.
-        u32 lanes = __ballot_sync(0xFFFFFFFFU, (sums.finite_probe[octet] & 0x7FFF7FFFU) != 0U);
-        lanes |= lanes >> 1;
-        lanes |= lanes >> 2;
-        for (i32 at = 0; at < 8; ++at) {
-          not_finite |= ((lanes >> (at * 4)) & 1U) << (octet * 8 + at);
-        }
-      }
+    for (i32 octet = 0; octet < octets(S); ++octet) {
+      const i32 column = octet * 8 + lane_.quad * 2;
+      if (column < entry.columns) {
 #pragma unroll
-      for (i32 set = 0; set < kTileSets; ++set) {
-        const i32 tile = finished_tile(set);
-        if (tile < segment.tiles && column < segment.columns) {
-          const float(&d)[4] = sums.sum[set][octet];
-          epilogue(
-              segment, rows[set], tile, column, TileSums{{d[0], d[1]}, {d[2], d[3]}}, not_finite);
+        for (i32 row = 0; row < S.row_tiles; ++row) {
+          if (row < tiles) {
+            const float(&d)[4] = sums_.sum[row][octet];
+            epilogue(entry,
+                     rows_[row],
+                     Place16{walk.tile_begin(work_) + row, lane_.group, column},
+                     TileSums{{d[0], d[1]}, {d[2], d[3]}},
+                     not_finite);
+          }
         }
       }
     }
   }
 
-  static u32 slot(u32 buffer, i32 warp_k, i32 tile, i32 lane) {
-    return buffer + static_cast<u32>(((warp_k * kTiles + tile) * 32 + lane) * 16);
-  }
-
-  void finish(const Segment& segment,
-              u32 buffer,
-              i32 tile,
-              i32 octet,
-              const Epilogue& epilogue,
-              const RowConstants& rows) {
-    const i32 lane = static_cast<i32>(threadIdx.x % 32);
-    const i32 column = octet * 8 + lane % 4 * 2;
-    if (column >= segment.columns) {
-      return;
-    }
-    device::Floats4 total = device::load_shared_floats(slot(buffer, 0, tile, lane));
-#pragma unroll
-    for (i32 warp = 1; warp < S.warps_k; ++warp) {
-      const device::Floats4 part = device::load_shared_floats(slot(buffer, warp, tile, lane));
-      total.x += part.x;
-      total.y += part.y;
-      total.z += part.z;
-      total.w += part.w;
-    }
-    epilogue(segment,
-             rows,
-             tile,
-             column,
-             TileSums{{total.x, total.y}, {total.z, total.w}},
-             not_finite_[num_segments_]);
-  }
-
-  const Extents<S>& extents_;
+  const Extents<S> extents_;
+  const BlockWork<S> work_;
+  const Routes routes_;
   const Ring ring_;
-  u32 partials_;
-  u32* not_finite_;  // [3]
-  bool leader_;
   Lane<S> lane_;
-  RingCursor cursor_;
-  i32 buffer_ = 0;
-  i32 num_segments_ = 0;  // modulo 3
+  Operand<S> operand_;
+  Accumulators<S> sums_;
+  RowConstants rows_[S.row_tiles];
+  u32 codes_at_;
+  u32 scales_at_;
+  i32 warp_;
+  bool uneven_;
+  bool headed_ = false;  // this part begins its item
 };
 
 }  // namespace moekit::kernels::decode_gemv

@@ -15,45 +15,71 @@ struct TileSums {
   float row_high[2];
 };
 
-/// What the epilogue needs to know of this thread's two rows of one row tile.
+/// Where the sums belong: a row tile of the unit, row g of it, the first of two columns.
+struct Place16 {
+  i32 row_tile;
+  i32 group;
+  i32 column;
+};
+
+/// What the epilogue needs to know of this thread's two rows of one row tile, loaded when an item
+/// begins so that its end waits for nothing.
 struct RowConstants {
-  float factor_low;  // the power of two that operands of the row were divided by
-  float factor_high;
+  u32 exponent_low;  // the power of two that operands of the row were divided by
+  u32 exponent_high;
   float bias_low;  // 0 where there is no bias
   float bias_high;
 };
 
-/// Reads them from the first stage of a segment. `half` is where the second bias vector begins.
 template <Spec S>
-inline RowConstants read_row_constants(
-    u32 rows_at, i32 tile, i32 group, bool paired, bool has_bias) {
-  RowConstants rows{};
-  if constexpr (S.group_size == 16) {
-    rows.factor_low = device::float_of((127U + device::kNvfp4OperandExponent) << 23);
-    rows.factor_high = rows.factor_low;
-  } else {
-    const u32 at = rows_at + static_cast<u32>(tile * device::kFp4TileRows + group);
-    rows.factor_low = device::float_of((127U + device::load_shared_u8(at)) << 23);
-    rows.factor_high = device::float_of((127U + device::load_shared_u8(at + 8)) << 23);
+inline float row_factor(u32 exponent) {
+  return device::float_of(
+      (127U + (S.group_size == 16 ? static_cast<u32>(device::kNvfp4OperandExponent) : exponent))
+      << 23);
+}
+
+/// mxfp4: behind the tiles of a unit, a byte per padded row.
+template <Spec S>
+inline void load_exponents(
+    RowConstants& rows, const Args& args, const Extents<S>& extents, i32 expert, i32 row) {
+  if constexpr (S.group_size == 32) {
+    const u8* exponents =
+        args.weights + expert * args.expert_stride_bytes + extents.unit_tile_bytes() + row;
+    rows.exponent_low = exponents[0];
+    rows.exponent_high = exponents[8];
   }
-  if (has_bias) {
-    const u32 biases = rows_at + static_cast<u32>(rows_per_block(S));
-    const i32 low = paired ? tile * 8 + group : tile * 16 + group;
-    const i32 high = paired ? low + rows_per_block(S) / 2 : low + 8;
-    rows.bias_low = device::load_shared_f32(biases + static_cast<u32>(low * 4));
-    rows.bias_high = device::load_shared_f32(biases + static_cast<u32>(high * 4));
-  }
-  return rows;
+}
+
+inline float load_bias(const float* bias, i32 expert, i32 num_rows, i32 row) {
+  return bias != nullptr && row < num_rows ? bias[static_cast<i64>(expert) * num_rows + row] : 0.0F;
 }
 
 template <Spec S>
 struct GateUpEpilogue {
   const Args& args;
-  const Routes& routes;
+  const Extents<S> extents;
+  const BlockWork<S> work;
+  const Routes routes;
 
-  bool paired() const { return args.num_parts == 2; }
-
-  bool has_bias(const Segment&) const { return args.up_bias != nullptr; }
+  /// Row g and g + 8 of a gated tile are row i of gate and of up.
+  RowConstants row_constants(const Walk<S>& walk, i32 tile, i32 group) const {
+    RowConstants rows{};
+    const bool needed = S.group_size == 32 || args.up_bias != nullptr;
+    if (needed && tile < walk.tiles(work)) {
+      const i32 expert = routes.entries[walk.entry].expert;
+      const i32 row_tile = walk.tile_begin(work) + tile;
+      load_exponents<S>(rows, args, extents, expert, row_tile * device::kFp4TileRows + group);
+      const i32 num_rows = args.intermediate_size;
+      if (args.num_parts == 2) {
+        rows.bias_low = load_bias(args.gate_bias, expert, num_rows, row_tile * 8 + group);
+        rows.bias_high = load_bias(args.up_bias, expert, num_rows, row_tile * 8 + group);
+      } else {
+        rows.bias_low = load_bias(args.up_bias, expert, num_rows, row_tile * 16 + group);
+        rows.bias_high = load_bias(args.up_bias, expert, num_rows, row_tile * 16 + group + 8);
+      }
+    }
+    return rows;
+  }
 
   void store(i32 route, i32 row, float value) const {
     args.intermediate[static_cast<i64>(route) * args.intermediate_size + row] =
@@ -66,35 +92,34 @@ struct GateUpEpilogue {
   /// A gated tile holds row i of gate and of up in this thread's two rows: two values, one per
   /// column. A tile without gate holds rows i and i + 8: four. One loop, so that the activations
   /// stand in the code once. h = p * (sum * G) + bias; p is 1 unless the weight is on the input.
-  void operator()(const Segment& segment,
+  void operator()(const Entry& entry,
                   const RowConstants& rows,
-                  i32 tile,
-                  i32 column,
+                  const Place16& place,
                   const TileSums& sums,
                   u32 not_finite) const {
-    const i32 group = static_cast<i32>(threadIdx.x % 32) / 4;
-    const i32 row_tile = segment.tile_begin + tile;
-    const bool gated = paired();
-    const float* globals = routes.entries[segment.entry].globals;
-    const float low_global = gated ? globals[0] : globals[1];
-    const float high_global = globals[1];
+    const bool gated = args.num_parts == 2;
+    const float low_global = gated ? entry.globals[0] : entry.globals[1];
+    const float high_global = entry.globals[1];
+    const float low_factor = row_factor<S>(rows.exponent_low);
+    const float high_factor = row_factor<S>(rows.exponent_high);
 #pragma unroll 1
     for (i32 at = 0; at < (gated ? 2 : 4); ++at) {
       const i32 side = at & 1;
       const bool second_row = at >= 2;
-      const i32 row = gated ? row_tile * 8 + group : row_tile * 16 + group + (second_row ? 8 : 0);
-      if (column + side >= segment.columns || row >= args.intermediate_size) {
+      const i32 row = gated ? place.row_tile * 8 + place.group
+                            : place.row_tile * 16 + place.group + (second_row ? 8 : 0);
+      if (place.column + side >= entry.columns || row >= args.intermediate_size) {
         continue;
       }
-      const i32 route = routes.sorted[segment.column_begin + column + side];
+      const i32 route = routes.sorted[entry.column_begin + place.column + side];
       const float weight = args.weight_on_input != 0 ? routes.weight_of_route[route] : 1.0F;
       const float low = side != 0 ? sums.row_low[1] : sums.row_low[0];
       const float high = side != 0 ? sums.row_high[1] : sums.row_high[0];
-      const float h_low = low * rows.factor_low * low_global * weight + rows.bias_low;
-      const float h_high = high * rows.factor_high * high_global * weight + rows.bias_high;
+      const float h_low = low * low_factor * low_global * weight + rows.bias_low;
+      const float h_high = high * high_factor * high_global * weight + rows.bias_high;
       const float gate = second_row ? h_high : h_low;
       const float up = gated ? h_high : gate;
-      const bool poison = row == 0 && ((not_finite >> (column + side)) & 1U) != 0U;
+      const bool poison = row == 0 && ((not_finite >> (place.column + side)) & 1U) != 0U;
       store(route, row, poison ? device::kQuietNan : device::activate(args.activation, gate, up));
     }
   }
@@ -102,44 +127,62 @@ struct GateUpEpilogue {
 
 /// r = (sum * G2) + bias2 of each route, kept until all of a token's routes are known, so that the
 /// sum over slots runs in slot order whatever order the experts were read in.
-template <Spec S>
 struct ResultTable {
-  static constexpr i32 kStride = rows_per_block(S) + kResultPad;
-
-  float* rows;  // [positions - first][kStride], shared memory of a block, or its spill area
+  float* rows;  // [positions - first][stride], shared memory of a block, or its spill area
+  u32 shared;   // its shared address if it is this block's shared memory, else 0
   i32 first;    // position of row 0
+  i32 stride;
 };
 
 template <Spec S>
 struct DownEpilogue {
   const Args& args;
-  const Routes& routes;
-  ResultTable<S> results;
+  const Extents<S> extents;
+  const BlockWork<S> work;
+  const Routes routes;
+  ResultTable results;
 
-  bool paired() const { return false; }
-
-  bool has_bias(const Segment& segment) const {
-    return args.down_bias != nullptr && segment.k_begin == 0;
+  RowConstants row_constants(const Walk<S>& walk, i32 tile, i32 group) const {
+    RowConstants rows{};
+    const bool needed = S.group_size == 32 || args.down_bias != nullptr;
+    if (needed && tile < walk.tiles(work)) {
+      const i32 expert = routes.entries[walk.entry].expert;
+      const i32 row = (walk.tile_begin(work) + tile) * device::kFp4TileRows + group;
+      load_exponents<S>(rows, args, extents, expert, row);
+      rows.bias_low = load_bias(args.down_bias, expert, args.hidden, row);
+      rows.bias_high = load_bias(args.down_bias, expert, args.hidden, row + 8);
+    }
+    return rows;
   }
 
-  void operator()(const Segment& segment,
+  void operator()(const Entry& entry,
                   const RowConstants& rows,
-                  i32 tile,
-                  i32 column,
+                  const Place16& place,
                   const TileSums& sums,
                   u32) const {
-    const i32 row = tile * device::kFp4TileRows + static_cast<i32>(threadIdx.x % 32) / 4;
-    const float global = routes.entries[segment.entry].globals[0];
-    float* at =
-        results.rows +
-        static_cast<i64>(segment.column_begin + column - results.first) * ResultTable<S>::kStride +
-        row;
-    at[0] = sums.row_low[0] * rows.factor_low * global + rows.bias_low;
-    at[8] = sums.row_high[0] * rows.factor_high * global + rows.bias_high;
-    if (column + 1 < segment.columns) {
-      at += ResultTable<S>::kStride;
-      at[0] = sums.row_low[1] * rows.factor_low * global + rows.bias_low;
-      at[8] = sums.row_high[1] * rows.factor_high * global + rows.bias_high;
+    const float low = row_factor<S>(rows.exponent_low);
+    const float high = row_factor<S>(rows.exponent_high);
+    const float global = entry.globals[2];
+    const i32 position = entry.column_begin + place.column - results.first;
+    const i32 row = (place.row_tile - work.rows.begin) * device::kFp4TileRows + place.group;
+    if (results.shared != 0) {
+      const u32 to = results.shared + static_cast<u32>((position * results.stride + row) * 4);
+      device::store_shared_f32(to, sums.row_low[0] * low * global + rows.bias_low);
+      device::store_shared_f32(to + 32, sums.row_high[0] * high * global + rows.bias_high);
+      if (place.column + 1 < entry.columns) {
+        const u32 second = to + static_cast<u32>(results.stride * 4);
+        device::store_shared_f32(second, sums.row_low[1] * low * global + rows.bias_low);
+        device::store_shared_f32(second + 32, sums.row_high[1] * high * global + rows.bias_high);
+      }
+      return;
+    }
+    float* at = results.rows + static_cast<i64>(position) * results.stride + row;
+    at[0] = sums.row_low[0] * low * global + rows.bias_low;
+    at[8] = sums.row_high[0] * high * global + rows.bias_high;
+    if (place.column + 1 < entry.columns) {
+      at += results.stride;
+      at[0] = sums.row_low[1] * low * global + rows.bias_low;
+      at[8] = sums.row_high[1] * high * global + rows.bias_high;
     }
   }
 };

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Entry of both decode kernels. Roles: every thread builds the routes; then the last warps
-// produce stages and the others consume them; down ends with the cluster's sum over slots (README
-// section 4).
+// Entry of both decode kernels: routes, first weights, operands, items, and for down the cluster's
+// sum over slots (README section 4).
 
 #include "kernels/decode_gemv/device/combine.cuh"
 #include "kernels/decode_gemv/device/consume.cuh"
@@ -13,14 +12,15 @@ namespace moekit::kernels::decode_gemv {
 extern __shared__ u8 dynamic_smem[] __attribute__((aligned(128)));
 
 struct StaticSmem {
-  u64 full[kMaxStages];
-  u64 empty[kMaxStages];  // right behind `full`: one address serves both
-  u32 warp_sums[16];
-  float* tables[kMaxCluster];
-  u32 not_finite[3];
-  i32 max_columns;
+  u64 full[kMaxWarps * kMaxSlots];
+  u64 globals_full;
+  u32 warp_sums[kMaxWarps];
+  u32 not_finite[kMaxWarps];
+  Tables tables;
   i32 num_entries;
 };
+
+static_assert(sizeof(StaticSmem) <= kStaticSmemBytes);
 
 inline Routes make_routes(const SmemMap& map, StaticSmem& fixed) {
   Routes routes;
@@ -32,140 +32,200 @@ inline Routes make_routes(const SmemMap& map, StaticSmem& fixed) {
   routes.expert_cursor = reinterpret_cast<u16*>(dynamic_smem + map.expert_cursor);
   routes.first_entry = reinterpret_cast<u16*>(dynamic_smem + map.first_entry);
   routes.entries = reinterpret_cast<Entry*>(dynamic_smem + map.entries);
+  routes.globals_full = device::shared_address(&fixed.globals_full);
   routes.warp_sums = fixed.warp_sums;
-  routes.max_columns = &fixed.max_columns;
   routes.num_entries = &fixed.num_entries;
   return routes;
 }
 
-/// As many stages as the widest entry of this call leaves room for.
+/// This warp's ring, its barriers ready for its own use.
 template <Spec S>
 inline Ring make_ring(const Args& args, const SmemMap& map, StaticSmem& fixed) {
+  const u32 warp = threadIdx.x / 32;
+  const u32 lane = threadIdx.x % 32;
+  const i32 fit = args.ring_bytes / slots_bytes(S);
   Ring ring;
-  ring.base = device::opaque(device::shared_address(dynamic_smem + map.ring));
-  ring.full = device::opaque(device::shared_address(fixed.full));
-  ring.empty = ring.full + static_cast<u32>(sizeof(fixed.full));
-  ring.stage_bytes = stage_bytes(S, fixed.max_columns);
-  const i32 fit = args.ring_bytes / ring.stage_bytes;
-  ring.num_stages = fit < kMaxStages ? fit : kMaxStages;
-  return ring;
-}
-
-template <Spec S>
-inline void init_barriers(StaticSmem& fixed) {
-  if (threadIdx.x == 0) {
-    for (i32 stage = 0; stage < kMaxStages; ++stage) {
-      device::mbarrier_init(device::shared_address(&fixed.full[stage]), 1);
-      device::mbarrier_init(device::shared_address(&fixed.empty[stage]), consumer_warps(S));
-    }
-    for (u32& word : fixed.not_finite) {
-      word = 0;
+  ring.num_slots = fit < kMaxSlots ? fit : kMaxSlots;
+  ring.slots = device::opaque(device::shared_address(dynamic_smem + map.ring) +
+                              warp * static_cast<u32>(ring.num_slots * slot_bytes(S)));
+  ring.full = device::opaque(device::shared_address(fixed.full + warp * kMaxSlots));
+  if (lane < kMaxSlots) {
+    device::mbarrier_init(ring.full + lane * 8, 1);
+    if (threadIdx.x == 0) {
+      device::mbarrier_init(device::shared_address(&fixed.globals_full), num_threads(S));
     }
     device::mbarrier_init_fence();
   }
+  __syncwarp();
+  return ring;
 }
 
-/// Where block `rank` of the cluster keeps its route results. Blocks whose routes do not fit in
-/// shared memory use the spill area: positions of two ranks overlap in at most one entry.
+/// f32 of a route's results in a table: the largest share of the output rows that a cluster has.
 template <Spec S>
-inline float* result_rows(
-    const Args& args, const SmemMap& map, const Routes& routes, i32 chunks, i32 ranks, i32 rank) {
-  const Share share = Partition(*routes.num_entries * chunks, ranks).share(rank);
+inline i32 table_stride(const Extents<S>& extents) {
+  const i32 clusters = static_cast<i32>(gridDim.x / device::cluster_size());
+  return result_stride(device::ceil_div(extents.row_tiles, clusters) * device::kFp4TileRows);
+}
+
+/// Where block `rank` of the cluster keeps its route results; `own` is this block's table in shared
+/// memory. Blocks whose routes do not fit there use the spill area: positions of two ranks overlap
+/// in at most one entry.
+template <Spec S>
+inline void place_table(const Args& args,
+                        const BlockWork<S>& work,
+                        const Routes& routes,
+                        const ResultTable& own,
+                        Tables& tables,
+                        i32 rank) {
+  const Share share = work.share_of(rank);
+  tables.first_item[rank] = share.begin;
+  tables.first_position[rank] = 0;
+  tables.rows[rank] = own.rows;
   if (share.begin >= share.end) {
-    return nullptr;
+    return;
   }
-  const Entry& last = routes.entries[static_cast<u32>(share.end - 1) / static_cast<u32>(chunks)];
-  const i32 first = first_position(routes, chunks, share);
+  const i32 groups = work.groups.value();
+  const Entry& last = routes.entries[(share.end - 1) / groups];
+  const i32 first = routes.entries[share.begin / groups].column_begin;
+  tables.first_position[rank] = first;
   if (last.column_begin + last.columns - first <= args.result_rows) {
-    float* rows = reinterpret_cast<float*>(dynamic_smem + map.results);
-    return device::cluster_map(rows, static_cast<u32>(rank));
+    tables.rows[rank] = device::cluster_map(own.rows, static_cast<u32>(rank));
+    return;
   }
+  const i32 ranks = work.parts.value();
   const i64 cluster = blockIdx.x / static_cast<u32>(ranks);
   const i64 positions = args.num_tokens * args.top_k + (ranks - 1) * S.max_columns;
-  return args.spill +
-         (cluster * positions + first + rank * S.max_columns) * ResultTable<S>::kStride;
+  tables.rows[rank] =
+      args.spill + (cluster * positions + first + rank * S.max_columns) * own.stride;
 }
 
+/// This warp's share of the block's steps: its first weights, and where it begins.
 template <Spec S>
-inline void run_down(const Args& args,
-                     const SmemMap& map,
-                     StaticSmem& fixed,
-                     const Routes& routes) {
-  const Extents<S> extents(args);
-  const Ring ring = make_ring<S>(args, map, fixed);
-  const Schedule<S> schedule(extents, routes);
-  const i32 ranks = static_cast<i32>(device::cluster_size());
-  const i32 rank = static_cast<i32>(device::cluster_rank());
-  const i32 chunks = chunks_per_entry(extents);
-  const i32 thread = static_cast<i32>(threadIdx.x);
-  if (thread >= consumer_threads(S)) {
-    Producer<S>(args, extents, routes, ring).run(schedule);
-  } else {
-    load_globals<S>(args, routes);
-    place_results<S>(args, routes, chunks, ranks);
-    if (thread < ranks) {
-      fixed.tables[thread] = result_rows<S>(args, map, routes, chunks, ranks, thread);
+struct WarpWork {
+  Walk<S> walk{};
+  i32 steps = 0;
+
+  explicit WarpWork(const BlockWork<S>& work) {
+    const i32 warp = static_cast<i32>(threadIdx.x / 32);
+    const Share share = work.share(warp);
+    steps = share.end - share.begin;
+    if (steps > 0) {
+      walk = Walk<S>::at(work, S.whole_items != 0 ? warp : 0, share.begin);
     }
-    device::named_barrier(1, consumer_threads(S));
-    const Share share = Partition(*routes.num_entries * chunks, ranks).share(rank);
-    const DownEpilogue<S> epilogue{
-        args, routes, {fixed.tables[rank], first_position(routes, chunks, share)}};
-    Consumer<S, DownEpilogue<S>>(
-        extents, ring, device::shared_address(dynamic_smem + map.partials), fixed.not_finite)
-        .run(schedule, epilogue);
   }
-  // Results of all blocks of the cluster are complete, in shared memory or (release) in the spill.
-  device::cluster_barrier();
-  if (thread < consumer_threads(S)) {
-    const Share tiles = schedule.rows();
-    const i32 last_row = tiles.end * device::kFp4TileRows;
-    const Share rows{tiles.begin * device::kFp4TileRows,
-                     last_row < args.hidden ? last_row : args.hidden};
-    combine<S>(args, routes, fixed.tables, rows, rank, ranks);
-  }
-  device::cluster_barrier();  // no block leaves while another reads its shared memory
-}
+};
 
 template <Spec S>
-inline void run_gate_up(const Args& args,
-                        const SmemMap& map,
-                        StaticSmem& fixed,
-                        const Routes& routes) {
-  const Extents<S> extents(args);
+inline void gate_up_body(const Args& args, StaticSmem& fixed) {
+  const SmemMap map =
+      smem_map(S, {args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes});
+  const Routes routes = make_routes(map, fixed);
   const Ring ring = make_ring<S>(args, map, fixed);
-  const Schedule<S> schedule(extents, routes);
-  if (threadIdx.x >= consumer_threads(S)) {
-    Producer<S>(args, extents, routes, ring).run(schedule);
-  } else {
-    load_globals<S>(args, routes);
-    device::named_barrier(1, consumer_threads(S));
-    const GateUpEpilogue<S> epilogue{args, routes};
-    Consumer<S, GateUpEpilogue<S>>(
-        extents, ring, device::shared_address(dynamic_smem + map.partials), fixed.not_finite)
-        .run(schedule, epilogue);
+  const Extents<S> extents(args);
+  BlockWork<S> work(extents);
+  build_entries<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
+  work.take_entries(*routes.num_entries);
+  const WarpWork<S> own(work);
+  const GateUpEpilogue<S> epilogue{args, extents, work, routes};
+  Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring);
+  WeightStream<S> weights(args, extents, work, ring);
+  weights.begin(routes, own.walk, own.steps);
+  const bool few = few_routes(args);
+  if (few) {
+    consumer.load_first(own.walk, own.steps);
   }
+  request_globals<S>(args, routes);
+  weights.fill(routes);
+  if (!few) {
+    fill_entries<S>(args, routes);
+    __syncthreads();
+    consumer.load_first(own.walk, own.steps);
+  }
+  consumer.run(weights,
+               own.walk,
+               own.steps,
+               epilogue,
+               {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+}
+
+/// All threads of the cluster's blocks: their tables are complete, or no longer needed.
+inline void cluster_or_block_barrier() {
+  if (device::cluster_size() == 1) {
+    __syncthreads();
+  } else {
+    device::cluster_barrier();
+  }
+}
+
+/// kAfterGateUp: a launch of its own, chained to the one before; weights do not wait for it.
+template <Spec S, bool kAfterGateUp = true>
+inline void down_body(const Args& args, StaticSmem& fixed) {
+  const Extents<S> extents(args);
+  const i32 stride = table_stride<S>(extents);
+  const SmemMap map = smem_map(S,
+                               {args.num_tokens * args.top_k,
+                                args.num_experts,
+                                args.result_rows,
+                                stride - kResultPad,
+                                args.ring_bytes});
+  const Routes routes = make_routes(map, fixed);
+  const Ring ring = make_ring<S>(args, map, fixed);
+  BlockWork<S> work(extents);
+  build_entries<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
+  work.take_entries(*routes.num_entries);
+  const WarpWork<S> own(work);
+  WeightStream<S> weights(args, extents, work, ring);
+  weights.begin(routes, own.walk, own.steps);
+  request_globals<S>(args, routes);
+  weights.fill(routes);
+  if (!few_routes(args)) {
+    fill_entries<S>(args, routes);
+    __syncthreads();
+  }
+  ResultTable table{reinterpret_cast<float*>(dynamic_smem + map.results), 0, 0, stride};
+  const bool own_table = device::cluster_size() == 1 && args.expert_order == 0 &&
+                         args.num_tokens * args.top_k <= args.result_rows;
+  if (own_table) {
+    table.shared = device::shared_address(table.rows);
+  } else {
+    if (threadIdx.x < device::cluster_size()) {
+      place_table<S>(args, work, routes, table, fixed.tables, static_cast<i32>(threadIdx.x));
+    }
+    place_results<S>(args, routes);
+    __syncthreads();
+    table.rows = fixed.tables.rows[device::cluster_rank()];
+    table.first = fixed.tables.first_position[device::cluster_rank()];
+  }
+  if constexpr (kAfterGateUp) {
+    device::grid_dependency_wait();
+  }
+  const DownEpilogue<S> epilogue{args, extents, work, routes, table};
+  Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring);
+  consumer.load_first(own.walk, own.steps);
+  consumer.run(weights,
+               own.walk,
+               own.steps,
+               epilogue,
+               {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+  // Results of all blocks of the cluster are complete, in shared memory or (release) in the spill.
+  cluster_or_block_barrier();
+  combine<S>(args, routes, work, fixed.tables, table);
+  cluster_or_block_barrier();  // no block leaves while another reads its shared memory
 }
 
 template <Spec S>
 inline void decode(const Args& args) {
   static_assert(why_invalid(S) == nullptr);
   __shared__ StaticSmem fixed;
-  const SmemMap map = smem_map(
-      S, {args.num_tokens * args.top_k, args.num_experts, args.result_rows, args.ring_bytes});
   if constexpr (S.role == Role::kGateUp) {
     // In this order: down reads the ids at once, and under the pin pdl_first whoever writes them
     // may still be running. Without that pin there is nothing to wait for.
     device::grid_dependency_wait();
     device::grid_launch_dependents();
-  }
-  init_barriers<S>(fixed);
-  const Routes routes = make_routes(map, fixed);
-  static_assert(2 * partial_bytes(S) >= kSortScratchBytes);
-  build_routes<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
-  if constexpr (S.role == Role::kGateUp) {
-    run_gate_up<S>(args, map, fixed, routes);
+    prefetch_operands(args);
+    gate_up_body<S>(args, fixed);
   } else {
-    run_down<S>(args, map, fixed, routes);
+    down_body<S>(args, fixed);
   }
 }
 

@@ -36,14 +36,15 @@ struct StepPair {
 
 template <i32 kOdd, i32 kReg>
 inline u32 decode_codes(u32 word, u32 scale) {
-  const u32 codes =
-      device::rotate_left<device::fp4_rotation(kOdd, kReg)>(word) & device::kFp4PairMask;
+  constexpr i32 kRotation = device::fp4_rotation(kOdd, kReg);
+  // No masked bit wraps around below 7: a shift, which the multiplier can do where the ALU is busy.
+  const u32 placed = kRotation < 7 ? word << kRotation : device::rotate_left<kRotation>(word);
+  const u32 codes = placed & device::kFp4PairMask;
   return device::bf16x2_mul(codes, scale);
 }
 
 inline StepPair decode_words(u32 even_word, u32 odd_word, u32 scale_low, u32 scale_high) {
-  const u32 gathered =
-      (even_word & ~device::kFp4OddWordMask) | (odd_word & device::kFp4OddWordMask);
+  const u32 gathered = device::bit_select<device::kFp4OddWordMask>(even_word, odd_word);
   StepPair steps;
   steps.even[0] = decode_codes<0, 0>(even_word, scale_low);
   steps.even[1] = decode_codes<0, 1>(even_word, scale_high);
@@ -56,95 +57,123 @@ inline StepPair decode_words(u32 even_word, u32 odd_word, u32 scale_low, u32 sca
   return steps;
 }
 
-/// Sums of one segment: [row tile][column octet][4].
-template <Spec S, i32 kOctets>
+/// Sums of one item: [row tile][column octet][4].
+template <Spec S>
 struct Accumulators {
-  float sum[S.row_tiles][kOctets][4];
-  u32 finite_probe[kOctets];  // x * 0 summed: NaN where the column held NaN or infinity
+  float sum[S.row_tiles][octets(S)][4];
+  u32 finite_probe[octets(S)];  // x * 0 summed: NaN where the column held NaN or infinity
+
+  void clear() {
+#pragma unroll
+    for (i32 octet = 0; octet < octets(S); ++octet) {
+      finite_probe[octet] = 0;
+#pragma unroll
+      for (i32 row = 0; row < S.row_tiles; ++row) {
+#pragma unroll
+        for (i32 at = 0; at < 4; ++at) {
+          sum[row][octet][at] = 0.0F;
+        }
+      }
+    }
+  }
 };
 
-/// Where a thread stands among the consumers, and its byte offsets within a stage. Kept opaque: the
-/// compiler would otherwise rebuild them from the thread index in every stage (25 instructions).
+/// A lane's byte offsets within a tile. Kept opaque: the compiler would otherwise rebuild them from
+/// the thread index in every step.
 template <Spec S>
 struct Lane {
-  static constexpr u32 kTileStride = stage_k_tiles(S) * tile_bytes(S);
-
-  i32 team;
-  i32 warp_m;
-  i32 warp_k;
   i32 group;  // row within 8, and column of the other operand
   i32 quad;   // group of 16 columns
   u32 codes_at;
   u32 scales_at;
-  u32 columns_at;
 
   Lane() {
     const i32 lane = static_cast<i32>(threadIdx.x % 32);
-    const i32 warp = device::opaque(static_cast<i32>(threadIdx.x / 32));
-    team = warp / team_warps(S);
-    warp_m = warp % S.warps_m;
-    warp_k = warp % team_warps(S) / S.warps_m;
-    group = device::opaque(lane / 4);
-    quad = device::opaque(lane % 4);
-    const u32 tile =
-        static_cast<u32>(warp_m) * kTileStride + static_cast<u32>(warp_k * tile_bytes(S));
-    codes_at = device::opaque(tile + static_cast<u32>(lane * device::kFp4LaneCodeBytes));
+    group = lane / 4;
+    quad = lane % 4;
+    codes_at = device::opaque(static_cast<u32>(lane * device::kFp4LaneCodeBytes));
     constexpr i32 kGroups = device::kFp4TileCols / S.group_size;
-    scales_at =
-        device::opaque(tile + static_cast<u32>(device::kFp4TileCodeBytes +
-                                               (group * kGroups + quad * 16 / S.group_size) * 2));
-    columns_at = device::opaque(static_cast<u32>(stage_weight_bytes(S) + stage_row_bytes(S) +
-                                                 (warp_k * device::kFp4TileCols + quad * 16) * 2));
+    scales_at = device::opaque(static_cast<u32>(device::kFp4TileCodeBytes +
+                                                (group * kGroups + quad * 16 / S.group_size) * 2));
   }
 };
 
-/// Shared offsets of the columns that a lane reads; lanes past the last read it again (same
-/// address, no cost), their sums are never looked at.
-template <Spec S, i32 kOctets>
-inline void place_columns(u32 (&places)[kOctets], const Lane<S>& lane, const Segment& segment) {
-#pragma unroll
-  for (i32 octet = 0; octet < kOctets; ++octet) {
-    const i32 wanted = octet * 8 + lane.group;
-    const i32 column = wanted < segment.columns ? wanted : segment.columns - 1;
-    places[octet] =
-        device::opaque(lane.columns_at + static_cast<u32>(column * stage_column_bytes(S)));
-  }
-}
+/// The other operand: the routes' rows of x or of the intermediate, straight from global memory
+/// (L1 and L2 hold them), `lookahead` tiles of K ahead of their use.
+template <Spec S>
+class Operand {
+ public:
+  using Fragment = device::Words4;
 
-/// Half of a tile of K: two MMA steps. Eight operand values of one column.
-template <i32 kOctets>
-inline void load_columns(device::Words4 (&columns)[kOctets],
-                         const u32 (&places)[kOctets],
-                         u32 stage,
-                         i32 half) {
-#pragma unroll
-  for (i32 octet = 0; octet < kOctets; ++octet) {
-    columns[octet] = device::load_shared_words(stage + places[octet] + static_cast<u32>(half * 16));
-  }
-}
+  Fragment words[S.lookahead][2][octets(S)];
 
-/// Places before the shard's first column or past its last become 0: nothing was copied there, and
-/// 0 times what stands there may be NaN.
-template <Spec S, i32 kOctets>
-inline void mask_columns(device::Words4 (&columns)[kOctets],
-                         const Lane<S>& lane,
-                         const Extents<S>& extents,
-                         i32 k_tile,
-                         i32 half) {
-  const i32 place = k_tile * device::kFp4TileCols + lane.quad * 16 + half * 8;
-  if (place < extents.k_offset || place >= extents.k_offset + extents.k_elems) {
+  Operand(const Args& args, const Extents<S>& extents, const Lane<S>& lane)
+      : args_(args), extents_(extents), lane_(lane) {}
+
+  /// Lanes past the last column read it again; their sums are never looked at.
+  void locate(const Routes& routes, i32 entry) {
+    const Entry& item = routes.entries[entry];
 #pragma unroll
-    for (i32 octet = 0; octet < kOctets; ++octet) {
-      columns[octet] = device::Words4{0, 0, 0, 0};
+    for (i32 octet = 0; octet < octets(S); ++octet) {
+      const i32 wanted = octet * 8 + lane_.group;
+      const i32 column = wanted < item.columns ? wanted : item.columns - 1;
+      const i32 route = routes.sorted[item.column_begin + column];
+      const i64 row = S.role == Role::kDown
+                          ? static_cast<i64>(route) * args_.intermediate_size
+                          : static_cast<i64>(route / args_.top_k) * args_.x_stride;
+      columns_[octet] = static_cast<u32>(row + lane_.quad * 16 - extents_.k_offset) * 2U;
     }
   }
-}
 
-template <Spec S, i32 kOctets>
-inline void probe_columns(Accumulators<S, kOctets>& sums,
-                          const device::Words4 (&columns)[kOctets]) {
+  /// One tile of K that is whole.
+  void load_whole(Fragment (&tile)[2][octets(S)], i32 k_tile, i32 ahead) const {
 #pragma unroll
-  for (i32 octet = 0; octet < kOctets; ++octet) {
+    for (i32 octet = 0; octet < octets(S); ++octet) {
+      const u8* from =
+          at_bytes(octet, k_tile * device::kFp4TileCols * 2) + ahead * device::kFp4TileCols * 2;
+      tile[0][octet] = device::load_global_words<S.role == Role::kGateUp>(from);
+      tile[1][octet] = device::load_global_words<S.role == Role::kGateUp>(from + 16);
+    }
+  }
+
+  /// Any tile. Places before the shard's first column or past its last become 0: 0 times what
+  /// stands beyond may be NaN, and may be no memory at all.
+  void load(Fragment (&tile)[2][octets(S)], i32 k_tile) const {
+#pragma unroll
+    for (i32 half = 0; half < 2; ++half) {
+      const i32 at = k_tile * device::kFp4TileCols + half * 8 + lane_.quad * 16 - extents_.k_offset;
+      const bool inside = at >= 0 && at < extents_.k_elems;
+#pragma unroll
+      for (i32 octet = 0; octet < octets(S); ++octet) {
+        tile[half][octet] = Fragment{0, 0, 0, 0};
+        if (inside) {
+          tile[half][octet] = device::load_global_words<S.role == Role::kGateUp>(
+              at_bytes(octet, k_tile * device::kFp4TileCols * 2 + half * 16));
+        }
+      }
+    }
+  }
+
+ private:
+  /// A uniform base and 32 bits per lane (README section 1 bounds the rows): half the registers and
+  /// additions of pointers. The sum of both wraps around 0 at
+  /// a shard's first columns.
+  const u8* at_bytes(i32 octet, i32 bytes) const {
+    const void* base = S.role == Role::kDown ? static_cast<const void*>(args_.intermediate)
+                                             : static_cast<const void*>(args_.x);
+    return static_cast<const u8*>(base) + (columns_[octet] + static_cast<u32>(bytes));
+  }
+
+  const Args& args_;
+  const Extents<S> extents_;
+  const Lane<S> lane_;
+  u32 columns_[octets(S)];  // byte offset of the lane's first value
+};
+
+template <Spec S>
+inline void probe_columns(Accumulators<S>& sums, const device::Words4 (&columns)[octets(S)]) {
+#pragma unroll
+  for (i32 octet = 0; octet < octets(S); ++octet) {
     u32 probe = sums.finite_probe[octet];
     probe = device::bf16x2_fma(columns[octet].x, 0U, probe);
     probe = device::bf16x2_fma(columns[octet].y, 0U, probe);
@@ -153,42 +182,30 @@ inline void probe_columns(Accumulators<S, kOctets>& sums,
   }
 }
 
-/// A lane's codes and scales of its row tiles in one tile of K.
+/// One tile of K of all row tiles of a slot. Row tiles past the item's last read stale shared
+/// memory; their sums are never looked at.
 template <Spec S>
-struct TileWords {
-  device::Words4 codes[S.row_tiles];
-  u32 scale_low[S.row_tiles];
-  u32 scale_high[S.row_tiles];
-
-  /// Row tiles past the segment's last read stale shared memory; their sums are never looked at.
-  TileWords(u32 stage, const Lane<S>& lane) {
-#pragma unroll
-    for (i32 row = 0; row < S.row_tiles; ++row) {
-      const u32 tile = stage + static_cast<u32>(row * S.warps_m) * Lane<S>::kTileStride;
-      codes[row] = device::load_shared_words(tile + lane.codes_at);
-      const u32 scales = scale_pair<S>(device::load_shared_u16(tile + lane.scales_at));
-      scale_low[row] = device::byte_permute<0x1010>(scales, 0);
-      scale_high[row] = device::byte_permute<0x3232>(scales, 0);
-    }
-  }
-};
-
-template <Spec S, i32 kOctets>
-inline void multiply_half(Accumulators<S, kOctets>& sums,
-                          const TileWords<S>& words,
-                          const device::Words4 (&columns)[kOctets],
-                          i32 half) {
+inline void multiply_tile(Accumulators<S>& sums,
+                          u32 codes_at,
+                          u32 scales_at,
+                          const device::Words4 (&columns)[2][octets(S)]) {
 #pragma unroll
   for (i32 row = 0; row < S.row_tiles; ++row) {
-    const device::Words4& codes = words.codes[row];
-    const StepPair steps =
-        half == 0 ? decode_words(codes.x, codes.y, words.scale_low[row], words.scale_high[row])
-                  : decode_words(codes.z, codes.w, words.scale_low[row], words.scale_high[row]);
+    const u32 at = static_cast<u32>(row * slot_row_bytes(S));
+    const device::Words4 codes = device::load_shared_words(at + codes_at);
+    const u32 scales = scale_pair<S>(device::load_shared_u16(at + scales_at));
+    const u32 low = device::byte_permute<0x1010>(scales, 0);
+    const u32 high = device::byte_permute<0x3232>(scales, 0);
 #pragma unroll
-    for (i32 octet = 0; octet < kOctets; ++octet) {
-      float(&d)[4] = sums.sum[row][octet];
-      device::mma_m16n8k16(d, steps.even, columns[octet].x, columns[octet].y);
-      device::mma_m16n8k16(d, steps.odd, columns[octet].z, columns[octet].w);
+    for (i32 half = 0; half < 2; ++half) {
+      const StepPair steps = half == 0 ? decode_words(codes.x, codes.y, low, high)
+                                       : decode_words(codes.z, codes.w, low, high);
+#pragma unroll
+      for (i32 octet = 0; octet < octets(S); ++octet) {
+        float(&d)[4] = sums.sum[row][octet];
+        device::mma_m16n8k16(d, steps.even, columns[half][octet].x, columns[half][octet].y);
+        device::mma_m16n8k16(d, steps.odd, columns[half][octet].z, columns[half][octet].w);
+      }
     }
   }
 }

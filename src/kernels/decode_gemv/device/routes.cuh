@@ -6,6 +6,8 @@
 // that depends on timing: counts are integer sums, positions a stable counting sort (README section
 // 2).
 
+#include "device/ptx/barrier.cuh"
+#include "device/ptx/copy.cuh"
 #include "kernels/decode_gemv/args.h"
 #include "kernels/decode_gemv/spec.h"
 
@@ -19,27 +21,30 @@ using device::u32;
 using device::u64;
 using device::u8;
 
-struct Entry {
+struct alignas(16) Entry {
   u16 expert;
   u16 column_begin;  // position of its first route in `sorted`
   u16 columns;
   u16 unused;
-  float globals[2];  // gate and up, or down
+  u32 spare[2];
+  float globals[4];  // gate, up, down, 0; there once Routes::globals_full is
 };
 
 static_assert(sizeof(Entry) == kEntryBytes);
+
+constexpr u16 kNoPosition = 0xFFFF;
 
 struct Routes {
   i16* expert_of_route;
   float* weight_of_route;
   u16* sorted;
-  u16* position;
-  u32* places;  // down: where a route's result stands
+  u16* position;  // kNoPosition: inactive
+  u32* places;    // down: where a route's result stands
   u16* expert_cursor;
   u16* first_entry;
   Entry* entries;
+  u32 globals_full;  // shared address of an mbarrier, phase 0
   u32* warp_sums;    // [consumer warps]
-  i32* max_columns;  // largest Entry::columns
   i32* num_entries;
 };
 
@@ -56,16 +61,24 @@ inline i32 local_expert(const Args& args, i32 token, i32 slot) {
   return local >= 0 && local < args.num_experts ? local : -1;
 }
 
+/// Loads first and clears then: nobody counts before the barrier.
 template <Spec S>
 inline void load_routes(const Args& args, const Routes& routes, u32* counts) {
+  const i32 thread = static_cast<i32>(threadIdx.x);
   const i32 num_routes = args.num_tokens * args.top_k;
-  for (i32 route = static_cast<i32>(threadIdx.x); route < num_routes; route += num_threads(S)) {
+  for (i32 route = thread; route < num_routes; route += num_threads(S)) {
     const i32 token = route / args.top_k;
     const i32 slot = route - token * args.top_k;
     const float weight = args.route_weights[token * args.route_weights_stride + slot];
-    const i32 expert = local_expert(args, token, slot);
-    routes.expert_of_route[route] = static_cast<i16>(expert);
+    routes.expert_of_route[route] = static_cast<i16>(local_expert(args, token, slot));
     routes.weight_of_route[route] = weight * args.weight_scale;
+  }
+  for (i32 expert = thread; expert < args.num_experts; expert += num_threads(S)) {
+    counts[expert] = 0;
+  }
+  __syncthreads();
+  for (i32 route = thread; route < num_routes; route += num_threads(S)) {
+    const i32 expert = routes.expert_of_route[route];
     if (expert >= 0) {
       atomicAdd(&counts[expert], 1U);  // shared memory, integers: no order in the result
     }
@@ -97,8 +110,10 @@ inline void write_entries(const Routes& routes, i32 expert, u32 count, u32 at) {
   routes.first_entry[expert] = static_cast<u16>(entry);
   while (count > 0) {
     const u32 columns = count < S.max_columns ? count : static_cast<u32>(S.max_columns);
-    routes.entries[entry] =
-        Entry{static_cast<u16>(expert), static_cast<u16>(column), static_cast<u16>(columns), 0, {}};
+    Entry& made = routes.entries[entry];
+    made.expert = static_cast<u16>(expert);
+    made.column_begin = static_cast<u16>(column);
+    made.columns = static_cast<u16>(columns);
     count -= columns;
     column += columns;
     ++entry;
@@ -109,25 +124,18 @@ inline void write_entries(const Routes& routes, i32 expert, u32 count, u32 at) {
 template <Spec S>
 inline void scan_experts(const Args& args, const Routes& routes, const u32* counts) {
   const i32 thread = static_cast<i32>(threadIdx.x);
-  const i32 run = (args.num_experts + consumer_threads(S) - 1) / consumer_threads(S);
+  const i32 run = (args.num_experts + num_threads(S) - 1) / num_threads(S);
   const i32 begin = thread * run;
   const i32 end = begin + run < args.num_experts ? begin + run : args.num_experts;
   u32 own = 0;
-  i32 largest = 0;
   for (i32 expert = begin; expert < end; ++expert) {
     own += scan_item<S>(counts[expert]);
-    largest =
-        static_cast<i32>(counts[expert]) > largest ? static_cast<i32>(counts[expert]) : largest;
   }
   const u32 inclusive = warp_inclusive_sum(own);
   if (thread % 32 == 31) {
     routes.warp_sums[thread / 32] = inclusive;
   }
-  largest = static_cast<i32>(__reduce_max_sync(0xFFFFFFFFU, static_cast<u32>(largest)));
-  if (thread % 32 == 0) {
-    atomicMax(routes.max_columns, largest < S.max_columns ? largest : S.max_columns);
-  }
-  device::named_barrier(1, consumer_threads(S));
+  __syncthreads();
   u32 at = inclusive - own;
   for (i32 warp = 0; warp < thread / 32; ++warp) {
     at += routes.warp_sums[warp];
@@ -137,7 +145,7 @@ inline void scan_experts(const Args& args, const Routes& routes, const u32* coun
     write_entries<S>(routes, expert, count, at);
     at += scan_item<S>(count);
   }
-  if (thread == consumer_threads(S) - 1) {
+  if (thread == num_threads(S) - 1) {
     *routes.num_entries = static_cast<i32>(at >> 16);
   }
 }
@@ -153,6 +161,9 @@ inline void place_routes(const Args& args, const Routes& routes) {
     const u32 before = static_cast<u32>(__popc(peers & ((1U << lane) - 1U)));
     const u32 first = expert >= 0 ? routes.expert_cursor[expert] : 0U;
     __syncwarp();
+    if (expert < 0 && route < num_routes) {
+      routes.position[route] = kNoPosition;
+    }
     if (expert >= 0) {
       const u32 at = first + before;
       routes.sorted[at] = static_cast<u16>(route);
@@ -165,8 +176,8 @@ inline void place_routes(const Args& args, const Routes& routes) {
   }
 }
 
-/// At most 32 routes: one warp, in registers. A route's position is the number of routes before it
-/// in (expert, route) order; its entry likewise counts the first routes of smaller experts.
+/// At most 32 routes: one warp, in registers. Experts stand in the order of their first routes; the
+/// first route of each carries its counts through one scan.
 template <Spec S>
 inline void build_few_routes(const Args& args, const Routes& routes) {
   const i32 num_routes = args.num_tokens * args.top_k;
@@ -180,91 +191,81 @@ inline void build_few_routes(const Args& args, const Routes& routes) {
     expert = local_expert(args, token, slot);
   }
   const u32 peers = __match_any_sync(0xFFFFFFFFU, expert);
-  const u32 earlier = peers & ((1U << route) - 1U);
-  const i32 before_in_expert = __popc(earlier);
-  // An entry begins with every max_columns-th route of an expert.
-  const bool begins = expert >= 0 && before_in_expert % S.max_columns == 0;
-  const u32 beginners = __ballot_sync(0xFFFFFFFFU, begins);
-  i32 position = 0;
-  i32 entry = 0;
-  i32 entry_of_expert = 0;
-  for (i32 other = 0; other < num_routes; ++other) {
-    const i32 other_expert = __shfl_sync(0xFFFFFFFFU, expert, other);
-    const bool smaller = other_expert >= 0 && other_expert < expert;
-    const i32 other_begins = static_cast<i32>((beginners >> other) & 1U);
-    position += smaller || (other_expert == expert && other < route) ? 1 : 0;
-    entry_of_expert += smaller ? other_begins : 0;
-    entry += smaller || (other_expert == expert && other < route) ? other_begins : 0;
-  }
+  const u32 before = static_cast<u32>(__popc(peers & ((1U << route) - 1U)));
+  const u32 count = static_cast<u32>(__popc(peers));
+  const bool leads = expert >= 0 && before == 0;
+  const u32 own = leads ? scan_item<S>(count) : 0U;
+  const u32 inclusive = warp_inclusive_sum(own);
+  const u32 at = __shfl_sync(0xFFFFFFFFU, inclusive - own, __ffs(static_cast<i32>(peers)) - 1);
   if (route < num_routes) {
     routes.expert_of_route[route] = static_cast<i16>(expert);
     routes.weight_of_route[route] = weight;
+    routes.position[route] = kNoPosition;
   }
-  const i32 left = __popc(peers) - before_in_expert;
   if (expert >= 0) {
+    const u32 position = (at & 0xFFFFU) + before;
     routes.sorted[position] = static_cast<u16>(route);
     routes.position[route] = static_cast<u16>(position);
-    if (before_in_expert == 0) {
-      routes.first_entry[expert] = static_cast<u16>(entry_of_expert);
-    }
-    if (begins) {
-      routes.entries[entry] = Entry{static_cast<u16>(expert),
-                                    static_cast<u16>(position),
-                                    static_cast<u16>(left < S.max_columns ? left : S.max_columns),
-                                    0,
-                                    {}};
-    }
   }
-  const i32 widest = begins ? (left < S.max_columns ? left : S.max_columns) : 0;
-  const u32 largest = __reduce_max_sync(0xFFFFFFFFU, static_cast<u32>(widest));
-  if (route == 0) {
-    *routes.max_columns = static_cast<i32>(largest);
-    *routes.num_entries = __popc(beginners);
+  if (leads) {
+    write_entries<S>(routes, expert, count, at);
+  }
+  if (route == 31) {
+    *routes.num_entries = static_cast<i32>(inclusive >> 16);
   }
 }
 
-/// Consumer threads, once the entries stand and the producer runs: no segment waits for its
-/// globals.
+/// All threads: asks for the globals of the entries. Behind the requests for weights they take
+/// microseconds, so nobody waits before the first item ends.
 template <Spec S>
-inline void load_globals(const Args& args, const Routes& routes) {
-  for (i32 at = static_cast<i32>(threadIdx.x); at < *routes.num_entries;
-       at += consumer_threads(S)) {
-    Entry& entry = routes.entries[at];
-    const float* globals = args.globals + entry.expert * 4;
-    entry.globals[0] = globals[S.role == Role::kDown ? 2 : 0];
-    entry.globals[1] = globals[1];
+inline void request_globals(const Args& args, const Routes& routes) {
+  for (i32 at = static_cast<i32>(threadIdx.x); at < *routes.num_entries; at += num_threads(S)) {
+    device::copy_16_async(device::shared_address(routes.entries[at].globals),
+                          args.globals + routes.entries[at].expert * 4);
+  }
+  device::mbarrier_arrive_async(routes.globals_full);
+}
+
+/// x and the table of globals into L2 before anything is known of the routes: behind the requests
+/// for weights they would wait for microseconds.
+inline void prefetch_operands(const Args& args) {
+  const i32 lines = (args.hidden * 2 + 127) / 128;
+  const i32 all = lines * args.num_tokens;
+  const i32 at = static_cast<i32>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (at < all) {
+    const i32 token = at / lines;
+    device::prefetch_to_l2(args.x + token * args.x_stride + (at - token * lines) * 64);
+  } else if (at - all < args.num_experts / 8) {
+    device::prefetch_to_l2(args.globals + (at - all) * 32);
   }
 }
 
-/// All threads of the block; `counts` is scratch, u32 [experts].
+inline bool few_routes(const Args& args) {
+  return args.num_tokens * args.top_k <= 32;
+}
+
+/// All threads of the block, until the entries stand; `counts` is scratch, u32 [experts].
 template <Spec S>
-inline void build_routes(const Args& args, const Routes& routes, u32* counts) {
-  if (args.num_tokens * args.top_k <= 32) {
+inline void build_entries(const Args& args, const Routes& routes, u32* counts) {
+  if (few_routes(args)) {
     if (threadIdx.x < 32) {
       build_few_routes<S>(args, routes);
     }
+  } else {
+    load_routes<S>(args, routes, counts);
     __syncthreads();
-    return;
-  }
-  for (i32 expert = static_cast<i32>(threadIdx.x); expert < args.num_experts;
-       expert += num_threads(S)) {
-    counts[expert] = 0;
-  }
-  if (threadIdx.x == 0) {
-    *routes.max_columns = 0;
-    *routes.num_entries = 0;
-  }
-  __syncthreads();
-  load_routes<S>(args, routes, counts);
-  __syncthreads();
-  if (threadIdx.x < consumer_threads(S)) {
     scan_experts<S>(args, routes, counts);
   }
   __syncthreads();
-  if (threadIdx.x < 32) {
+}
+
+/// More than a few routes: which of them an entry has. The last warp does it, beside what the
+/// others do next; a barrier of the block must follow.
+template <Spec S>
+inline void fill_entries(const Args& args, const Routes& routes) {
+  if (threadIdx.x / 32 == static_cast<u32>(S.warps) - 1U) {
     place_routes(args, routes);
   }
-  __syncthreads();
 }
 
 }  // namespace moekit::kernels::decode_gemv

@@ -1,26 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Which weights a block reads, in which order. Producer and consumers walk the same schedule apart.
-//
-// gate_up: all row tiles of all entries form one list; a block takes an equal, contiguous share of
-// it, so blocks differ by one 16-row tile at most. A segment is part of one entry, all of K. down:
-// a cluster owns an equal share of the output rows; its blocks split the list of (entry, K chunk)
-// evenly. A segment is one entry's share of K.
+// Which weights a warp reads, in which order (README section 2). An item is one group of row tiles
+// of one entry over a range of K, a step k_tiles tiles of K of it. A block's items form one list of
+// steps; its warps take equal contiguous shares of that list, so an item may be begun by one warp
+// and finished by others. Loads and multiplications walk the same share apart.
 
 #include "kernels/decode_gemv/device/routes.cuh"
 
 namespace moekit::kernels::decode_gemv {
 
-struct Segment {
-  i32 entry;
-  i32 expert;
-  i32 column_begin;
-  i32 columns;
-  i32 tile_begin;
-  i32 tiles;
-  i32 k_begin;  // in tiles of 64 columns
-  i32 k_end;
+/// Quotients by one divisor, its reciprocal taken ahead of time: an integer division takes a warp
+/// a hundred cycles, and several in a row would stand between the ids and the first request.
+/// Exact for dividends below 2^24.
+class Divisor {
+ public:
+  explicit Divisor(i32 divisor)
+      : divisor_(divisor), reciprocal_(__frcp_rn(static_cast<float>(divisor))) {}
+
+  i32 quotient(i32 dividend) const {
+    const i32 near = static_cast<i32>(static_cast<float>(dividend) * reciprocal_);
+    const i32 rest = dividend - near * divisor_;
+    return near + (rest >= divisor_ ? 1 : 0) - (rest < 0 ? 1 : 0);
+  }
+
+  i32 value() const { return divisor_; }
+
+ private:
+  i32 divisor_;
+  float reciprocal_;
 };
 
 struct Share {
@@ -28,13 +36,15 @@ struct Share {
   i32 end;
 };
 
-/// `total` in `parts` shares that differ by one at most, the larger ones first. One 32-bit
-/// division.
+/// `total` in `parts` shares that differ by one at most, the larger ones first.
 class Partition {
  public:
   Partition(i32 total, i32 parts)
       : each_(static_cast<i32>(static_cast<u32>(total) / static_cast<u32>(parts))),
         larger_(total - each_ * parts) {}
+
+  Partition(i32 total, const Divisor& parts)
+      : each_(parts.quotient(total)), larger_(total - each_ * parts.value()) {}
 
   i32 begin(i32 index) const { return index * each_ + (index < larger_ ? index : larger_); }
 
@@ -67,83 +77,110 @@ struct Extents {
   i64 unit_tile_bytes() const { return static_cast<i64>(row_tiles) * k_tiles * tile_bytes(S); }
 };
 
-/// The chunks of K that one stage covers, of one entry.
+/// A block's part of the work: an equal share of a list of items. gate_up: of all items; down: of
+/// the items that are cut from the rows of its cluster, so that its blocks differ by one item.
 template <Spec S>
-inline i32 chunks_per_entry(const Extents<S>& extents) {
-  return (extents.k_tiles + stage_k_tiles(S) - 1) / stage_k_tiles(S);
-}
+struct BlockWork {
+  Share rows;      // row tiles that items are cut from
+  Divisor chunks;  // steps of an item
+  Divisor groups;  // items of an entry
+  Divisor parts;   // blocks that share the list
+  i32 entries = 0;
+  i32 first = 0;  // item
+  i32 steps = 0;  // of all warps
 
-template <Spec S>
-class Schedule {
- public:
-  Schedule(const Extents<S>& extents, const Routes& routes)
-      : k_tiles_(extents.k_tiles), entries_(routes.entries) {
-    Share work{};
-    if constexpr (S.role == Role::kDown) {
-      const i32 ranks = static_cast<i32>(device::cluster_size());
-      rows_ = Partition(extents.row_tiles, static_cast<i32>(gridDim.x) / ranks)
-                  .share(static_cast<i32>(blockIdx.x) / ranks);
-      unit_ = chunks_per_entry(extents);
-      work = Partition(*routes.num_entries * unit_, ranks)
-                 .share(static_cast<i32>(device::cluster_rank()));
-    } else {
-      unit_ = extents.row_tiles;
-      work = Partition(*routes.num_entries * unit_, static_cast<i32>(gridDim.x))
-                 .share(static_cast<i32>(blockIdx.x));
-    }
-    left_ = work.end - work.begin;
-    entry_ = work.begin / unit_;
-    at_ = work.begin - entry_ * unit_;
+  /// What does not depend on the routes, while their ids are on the way.
+  explicit BlockWork(const Extents<S>& extents)
+      : rows(rows_of(extents)),
+        chunks((extents.k_tiles + S.k_tiles - 1) / S.k_tiles),
+        groups((rows.end - rows.begin + S.row_tiles - 1) / S.row_tiles),
+        parts(static_cast<i32>(S.role == Role::kDown ? device::cluster_size() : gridDim.x)) {}
+
+  void take_entries(i32 num_entries) {
+    entries = num_entries;
+    const Share own =
+        share_of(static_cast<i32>(S.role == Role::kDown ? device::cluster_rank() : blockIdx.x));
+    first = own.begin;
+    steps = (own.end - own.begin) * chunks.value();
   }
 
-  bool next(Segment& segment) {
-    if (left_ <= 0) {
-      return false;
-    }
-    i32 length = left_ < unit_ - at_ ? left_ : unit_ - at_;
-    const Entry& item = entries_[entry_];
-    segment.entry = entry_;
-    segment.expert = item.expert;
-    segment.column_begin = item.column_begin;
-    segment.columns = item.columns;
-    if constexpr (S.role == Role::kDown) {
-      segment.tile_begin = rows_.begin;
-      segment.tiles = rows_.end - rows_.begin;
-      segment.k_begin = at_ * stage_k_tiles(S);
-      const i32 k_end = (at_ + length) * stage_k_tiles(S);
-      segment.k_end = k_end < k_tiles_ ? k_end : k_tiles_;
-    } else {
-      // Equal pieces of what is left of this expert, none above the block's tiles.
-      constexpr i32 kTiles = tiles_per_block(S);
-      if (length > kTiles) {
-        const i32 pieces = (length + kTiles - 1) / kTiles;
-        length = (length + pieces - 1) / pieces;
-      }
-      segment.tile_begin = at_;
-      segment.tiles = length;
-      segment.k_begin = 0;
-      segment.k_end = k_tiles_;
-    }
-    left_ -= length;
-    at_ += length;
-    if (at_ == unit_) {
-      at_ = 0;
-      ++entry_;
-    }
-    return true;
-  }
+  /// The items of one of `parts` blocks.
+  Share share_of(i32 part) const { return Partition(entries * groups.value(), parts).share(part); }
 
-  /// down: the output rows of this cluster, in tiles.
-  Share rows() const { return rows_; }
+  /// The steps of one warp; of whole items if the variant deals those.
+  Share share(i32 warp) const {
+    if constexpr (S.whole_items != 0) {
+      const i32 items = chunks.quotient(steps);
+      const i32 own = items > warp ? (items - warp + S.warps - 1) / S.warps : 0;
+      return {0, own * chunks.value()};
+    }
+    return Partition(steps, S.warps).share(warp);
+  }
 
  private:
-  i32 k_tiles_;
-  i32 unit_;  // row tiles, or chunks of K, of an entry
-  i32 left_;  // of this block's share
-  i32 entry_;
-  i32 at_;
-  const Entry* entries_;
-  Share rows_{0, 0};
+  static Share rows_of(const Extents<S>& extents) {
+    if constexpr (S.role == Role::kDown) {
+      const i32 ranks = static_cast<i32>(device::cluster_size());
+      return Partition(extents.row_tiles, static_cast<i32>(gridDim.x) / ranks)
+          .share(static_cast<i32>(blockIdx.x) / ranks);
+    }
+    return {0, extents.row_tiles};
+  }
+};
+
+/// A step of a block's list.
+template <Spec S>
+struct Walk {
+  i32 entry;
+  i32 group;
+  i32 chunk;
+
+  /// At step `step` of the block's item `item`.
+  static Walk at(const BlockWork<S>& work, i32 item, i32 step) {
+    const i32 passed = work.chunks.quotient(step);
+    item += work.first + passed;
+    const i32 entry = work.groups.quotient(item);
+    return {entry, item - entry * work.groups.value(), step - passed * work.chunks.value()};
+  }
+
+  bool begins_item() const { return chunk == 0; }
+
+  /// Steps of the item after this one.
+  i32 steps_after(const BlockWork<S>& work) const { return work.chunks.value() - 1 - chunk; }
+
+  void advance(const BlockWork<S>& work) {
+    ++chunk;
+    if (chunk == work.chunks.value()) {
+      chunk = 0;
+      group += S.whole_items != 0 ? S.warps : 1;
+      while (group >= work.groups.value()) {
+        group -= work.groups.value();
+        ++entry;
+      }
+    }
+  }
+
+  /// The item that advance() left: cheaper than to keep it.
+  Walk item_before(const BlockWork<S>& work) const {
+    Walk before{entry, group - (S.whole_items != 0 ? S.warps : 1), 0};
+    while (before.group < 0) {
+      before.group += work.groups.value();
+      --before.entry;
+    }
+    return before;
+  }
+
+  i32 tile_begin(const BlockWork<S>& work) const { return work.rows.begin + group * S.row_tiles; }
+
+  i32 tiles(const BlockWork<S>& work) const {
+    const i32 left = work.rows.end - tile_begin(work);
+    return left < S.row_tiles ? left : S.row_tiles;
+  }
+
+  i32 k_tiles(const Extents<S>& extents) const {
+    const i32 left = extents.k_tiles - chunk * S.k_tiles;
+    return left < S.k_tiles ? left : S.k_tiles;
+  }
 };
 
 }  // namespace moekit::kernels::decode_gemv
