@@ -59,11 +59,21 @@ struct FusedExperts {
   std::span<const float> down_globals{};  // [E]
   BiasView gate_up_bias{};                // [E * num_gate_up_rows], data null: none
   BiasView down_bias{};                   // [E * hidden]
+  std::optional<DType> scale_dtype{};     // as WeightMatrix has it
+  std::int64_t group_size = 0;            // as WeightMatrix has it
+  const std::uint8_t* gate_up_zero_points = nullptr;  // int4: [E, num_gate_up_rows, groups]
+  const std::uint8_t* down_zero_points = nullptr;     // int4: [E, hidden, groups]
+  std::span<const float> gate_input_scales{};         // [E], or empty: none
+  std::span<const float> up_input_scales{};           // [E]
+  std::span<const float> down_input_scales{};         // [E]
 };
 
-/// Splits fused tensors into per-expert views by `problem.row_order`.
+/// Splits fused tensors into per-expert views by `problem.row_order`. Scales of blocks of rows
+/// stand per projection: [E, 2 * ceil(intermediate / 128), ...], gate's or up's blocks first as the
+/// rows.
 ///
-/// Errors  kInvalidArgument  null pointers, wrong span sizes, a missing global of a format that has
+/// Errors  kInvalidArgument  interleaved rows of a format whose scales span rows
+///         kInvalidArgument  null pointers, wrong span sizes, a missing global of a format that has
 /// one
 ///                           (a default of 1 would inflate the layer), a bias the problem does not
 ///                           name

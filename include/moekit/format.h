@@ -67,10 +67,10 @@ struct WeightMatrix {
   std::int64_t scale_row_stride_bytes = 0;
   std::int64_t group_offset =
       0;  // columns of the first scale group that lie before column 0 (TP shards)
-  float global_scale = 1.0F;           // multiplies the f32 sum; 1 where the format has none
-  std::int64_t group_size = 0;         // 0: the format's own; int4 also 32 and 64
-  std::int64_t group_row_offset = 0;   // rows of the first scale block that lie above row 0
-  std::optional<DType> scale_dtype{};  // empty: the format's own; wide scales: bf16, f16, f32
+  float global_scale = 1.0F;                  // multiplies the f32 sum; 1 where the format has none
+  std::int64_t group_size = 0;                // 0: the format's own; int4 also 32 and 64
+  std::int64_t group_row_offset = 0;          // rows of the first scale block that lie above row 0
+  std::optional<DType> scale_dtype{};         // empty: the format's own; wide ones: f32, bf16, f16
   const std::uint8_t* zero_points = nullptr;  // int4: [rows, scale cols]; null: all 8
   std::int64_t zero_point_row_stride = 0;
   std::optional<float> input_scale{};  // dequant-side global of the activations it multiplies
@@ -104,7 +104,8 @@ struct WeightMatrix {
 /// Source   spec section 1
 [[nodiscard]] Status validate_weights(const WeightMatrix& matrix) noexcept;
 
-/// out[k] = element[row, k] * scale[row, group(k)] in f32, exact; the global scale is not applied.
+/// out[k] = element[row, k] * scale[row, group(k)] in f32; the global scale is not applied. Exact,
+/// but for fp8_block128, whose f32 scales have more digits than a product holds: rounded once.
 ///
 /// Shapes   out [cols]
 /// Errors   kInvalidArgument  row out of range or out.size() != cols
@@ -115,8 +116,9 @@ struct WeightMatrix {
 /// Where encode_weights writes. Layout as WeightMatrix, rows without gaps.
 struct EncodedWeights {
   std::span<std::byte> codes;   // rows * code_row_bytes(format, cols)
-  std::span<std::byte> scales;  // rows * ceil(cols / group_size); empty without scales
+  std::span<std::byte> scales;  // num_scale_rows * num_scale_cols scales; empty without scales
   float global_scale = 1.0F;    // written: the dequant-side global that was chosen
+  std::int64_t group_size = 0;  // read: as WeightMatrix has it
 };
 
 /// Quantises values [rows, cols] (row major, finite) to `format`: round to nearest, ties to even.
@@ -124,6 +126,8 @@ struct EncodedWeights {
 /// Numerics nvfp4: global = amax / (6 * 448), scale = E4M3_RNE(group amax / 6 / global), code =
 ///          E2M1_RNE(x / (decode(scale) * global)); an all-zero tensor gets global 0.
 ///          mxfp4: scale = 2^(floor(log2(group amax)) - 2) (OCP MX v1.0, 6.3), clamped to E8M0.
+///          fp8_block128: scale = block amax / 448, code = E4M3_RNE(x / scale).
+///          int4: scale = BF16_RNE(group amax / 7), code = 8 + RNE(x / scale), zero point 8.
 /// Errors   kInvalidArgument  sizes that do not fit, cols % 8 != 0, a value that is not finite
 [[nodiscard]] Status encode_weights(Format format,
                                     std::span<const float> values,

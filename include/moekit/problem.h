@@ -61,10 +61,12 @@ struct Problem {
   std::optional<DType> out_dtype{};     // of the output where it differs: a rank's partial sum
   SharedInput shared = SharedInput::kNone;
   CombineOrder combine_order = CombineOrder::kSlot;
-  std::int64_t router_experts = 0;     // the ids' namespace; 0 means num_experts
-  bool expert_map = false;             // bind takes a map router id -> local expert or -1
-  std::int64_t down_group_offset = 0;  // columns of down's first scale group before this TP shard
-  std::optional<Routing> routing{};    // set: bind takes logits, the plan begins with a route step
+  std::int64_t router_experts = 0;      // the ids' namespace; 0 means num_experts
+  bool expert_map = false;              // bind takes a map router id -> local expert or -1
+  std::int64_t down_group_offset = 0;   // columns of down's first scale group before this TP shard
+  std::int64_t gate_up_row_offset = 0;  // rows of gate's and up's first scale block before it
+  std::int64_t weight_group_size = 0;   // of a format that has several (int4); 0: its own
+  std::optional<Routing> routing{};     // set: bind takes logits, the plan begins with a route step
   std::int64_t max_workspace_bytes = 0;  // 0: unbounded; else large M is cut into token chunks
   bool allow_atomics = false;            // opt-in to an unordered combine
   bool batch_invariant = false;          // a token's row depends on that token alone

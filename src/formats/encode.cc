@@ -82,6 +82,87 @@ void encode_e2m1(const FormatInfo& info,
   }
 }
 
+// One column block of one row block: rows [begin, end) of [rows, cols].
+struct ScaleBlock {
+  std::size_t row_begin = 0;
+  std::size_t row_end = 0;
+  std::size_t col_begin = 0;
+  std::size_t col_end = 0;
+};
+
+template <typename Visit>
+void for_block(const ScaleBlock& block, Visit visit) {
+  for (std::size_t row = block.row_begin; row < block.row_end; ++row) {
+    for (std::size_t col = block.col_begin; col < block.col_end; ++col) {
+      visit(row, col);
+    }
+  }
+}
+
+float encode_e4m3_block(std::span<const float> values,
+                        std::size_t cols,
+                        const ScaleBlock& block,
+                        std::byte* codes) {
+  float amax = 0.0F;
+  for_block(block, [&](std::size_t row, std::size_t col) {
+    amax = std::max(amax, std::fabs(values[row * cols + col]));
+  });
+  const float scale = amax / device::kE4m3Max;
+  for_block(block, [&](std::size_t row, std::size_t col) {
+    const std::size_t at = row * cols + col;
+    codes[at] =
+        static_cast<std::byte>(scale > 0.0F ? device::e4m3_from_f32(values[at] / scale) : 0U);
+  });
+  return scale;
+}
+
+float encode_i4_block(std::span<const float> values,
+                      std::size_t cols,
+                      const ScaleBlock& block,
+                      std::byte* codes) {
+  float amax = 0.0F;
+  for_block(block, [&](std::size_t row, std::size_t col) {
+    amax = std::max(amax, std::fabs(values[row * cols + col]));
+  });
+  const float scale = device::bf16_to_f32(device::bf16_from_f32(amax / 7.0F));
+  for_block(block, [&](std::size_t row, std::size_t col) {
+    const std::size_t at = row * cols + col;
+    const float steps = scale > 0.0F ? std::nearbyint(values[at] / scale) : 0.0F;
+    const auto code = static_cast<std::uint32_t>(std::clamp(steps, -8.0F, 7.0F) + 8.0F);
+    std::byte& byte = codes[at / 2];
+    byte = at % 2 == 0 ? static_cast<std::byte>(code) : byte | static_cast<std::byte>(code << 4);
+  });
+  return scale;
+}
+
+void encode_wide_scales(const FormatInfo& info,
+                        std::span<const float> values,
+                        const WeightMatrix& shape,
+                        EncodedWeights& encoded) {
+  encoded.global_scale = 1.0F;
+  const auto rows = static_cast<std::size_t>(shape.rows);
+  const auto cols = static_cast<std::size_t>(shape.cols);
+  const auto group_rows = static_cast<std::size_t>(info.group_rows);
+  const auto group_cols = static_cast<std::size_t>(scale_group_size(shape));
+  std::byte* out = encoded.scales.data();
+  for (std::size_t row = 0; row < rows; row += group_rows) {
+    for (std::size_t col = 0; col < cols; col += group_cols) {
+      const ScaleBlock block{
+          row, std::min(rows, row + group_rows), col, std::min(cols, col + group_cols)};
+      if (info.element == DType::kE4m3) {
+        const float scale = encode_e4m3_block(values, cols, block, encoded.codes.data());
+        std::memcpy(out, &scale, sizeof scale);
+        out += sizeof scale;
+      } else {
+        const float scale = encode_i4_block(values, cols, block, encoded.codes.data());
+        const std::uint16_t bits = device::bf16_from_f32(scale);
+        std::memcpy(out, &bits, sizeof bits);
+        out += sizeof bits;
+      }
+    }
+  }
+}
+
 Status encode_bf16(std::span<const float> values, EncodedWeights& encoded) {
   encoded.global_scale = 1.0F;
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -93,6 +174,29 @@ Status encode_bf16(std::span<const float> values, EncodedWeights& encoded) {
     std::memcpy(encoded.codes.data() + 2 * i, &bits, sizeof bits);
   }
   return {};
+}
+
+WeightMatrix shape_of(const FormatInfo& info,
+                      std::int64_t rows,
+                      std::int64_t cols,
+                      const EncodedWeights& encoded) {
+  return {.format = info.format, .rows = rows, .cols = cols, .group_size = encoded.group_size};
+}
+
+Status check_group_size(const FormatInfo& info, std::int64_t group_size) {
+  const bool variable = info.element == DType::kI4;
+  if (group_size == 0 || group_size == info.group_size ||
+      (variable && (group_size == 32 || group_size == 64))) {
+    return {};
+  }
+  return invalid_argument(cat("group_size ",
+                              group_size,
+                              ", expected ",
+                              variable ? "32, 64 or " : "",
+                              info.group_size,
+                              " (format ",
+                              info.name,
+                              ")"));
 }
 
 Status check_sizes(const FormatInfo& info,
@@ -107,9 +211,11 @@ Status check_sizes(const FormatInfo& info,
   if (cols % kExtentMultiple != 0) {
     return invalid_argument(cat("cols ", cols, ", expected a multiple of ", kExtentMultiple));
   }
+  MOEKIT_RETURN_IF_ERROR(check_group_size(info, encoded.group_size));
   const std::int64_t code_bytes = rows * code_row_bytes(info.format, cols);
-  const WeightMatrix shape{.format = info.format, .rows = rows, .cols = cols};
-  const std::int64_t scale_bytes = rows * num_scale_cols(shape);
+  const WeightMatrix shape = shape_of(info, rows, cols, encoded);
+  const std::int64_t scale_bytes =
+      num_scale_rows(shape) * num_scale_cols(shape) * scale_elem_bytes(shape);
   if (encoded.codes.size() != static_cast<std::size_t>(code_bytes) ||
       encoded.scales.size() != static_cast<std::size_t>(scale_bytes)) {
     return invalid_argument(cat("codes ",
@@ -150,7 +256,12 @@ Status encode_weights(Format format,
     if (info.element == DType::kBf16) {
       return encode_bf16(values, encoded);
     }
-    encode_e2m1(info, values, static_cast<std::int64_t>(values.size()) / rows, encoded);
+    const std::int64_t cols = static_cast<std::int64_t>(values.size()) / rows;
+    if (info.element == DType::kE2m1) {
+      encode_e2m1(info, values, cols, encoded);
+    } else {
+      encode_wide_scales(info, values, shape_of(info, rows, cols, encoded), encoded);
+    }
     return {};
   });
 }

@@ -25,12 +25,16 @@ struct PackingShape {
   std::int64_t cols = 0;
   int num_parts = 1;
   std::int64_t group_offset = 0;
+  std::int64_t group_size = 0;  // of a format that has several; 0: its own
+  std::int64_t row_offset = 0;  // of the first row within its block of scales
 };
 
-/// Where unpack writes one part: rows without gaps, codes and scales as WeightMatrix has them.
+/// Where unpack writes one part: rows without gaps, codes and scales as WeightMatrix has them, with
+/// one exception: scales wider than a byte come out as f32 (int4's bf16 and f16 scales too).
 struct UnpackedPart {
   std::span<std::byte> codes;
   std::span<std::byte> scales;
+  std::span<std::byte> zero_points{};  // int4: one byte a scale; empty: dropped
 };
 
 struct Packing {

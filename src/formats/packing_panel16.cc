@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+
+#include "formats/scales.h"
 
 namespace moekit::formats {
 
@@ -14,8 +17,26 @@ using device::kPanel16StepCols;
 using device::Panel16Element;
 using device::Panel16Shape;
 
+// The stored element of a format, by its encodings: whatever row of kFormats has them is packed.
+std::optional<Panel16Element> element_of(const FormatInfo& info) {
+  switch (info.element) {
+    case DType::kBf16:
+      return Panel16Element::kBf16;
+    case DType::kE2m1:
+      return info.scale == DType::kE4m3   ? std::optional(Panel16Element::kNvfp4)
+             : info.scale == DType::kE8m0 ? std::optional(Panel16Element::kMxfp4)
+                                          : std::nullopt;
+    case DType::kE4m3:
+      return Panel16Element::kE4m3;
+    case DType::kI4:
+      return Panel16Element::kInt4;
+    default:
+      return std::nullopt;
+  }
+}
+
 bool supports(Format format) {
-  return format == Format::kBf16 || format == Format::kNvfp4 || format == Format::kMxfp4;
+  return element_of(format_info(format)).has_value();
 }
 
 std::uint8_t stored_scale(Panel16Element element, std::uint8_t scale) {
@@ -31,7 +52,7 @@ std::uint8_t source_scale(Panel16Element element, std::uint8_t scale) {
 }
 
 std::int64_t num_groups(const Panel16Shape& shape) {
-  const i64 group = device::panel16_group_cols(shape.element);
+  const i64 group = device::panel16_group_cols(shape);
   return group == 0 ? 0 : device::ceil_div(shape.group_offset + shape.cols, group);
 }
 
@@ -98,6 +119,45 @@ void pack_bf16_panel(const WeightMatrix& part, i64 first_row, std::byte* panel) 
   }
 }
 
+struct ScaleAt {
+  i64 row;  // of the matrix
+  i64 group;
+};
+
+void store_scale(const WeightMatrix& part,
+                 const Panel16Shape& shape,
+                 const ScaleAt& at,
+                 std::byte* panel) {
+  std::byte* target =
+      panel + device::panel16_scale_position(shape, at.row % kPanel16Rows, at.group);
+  if (!device::panel16_has_wide_scales(shape.element)) {
+    const auto* scales =
+        static_cast<const std::uint8_t*>(part.scales) + at.row * part.scale_row_stride_bytes;
+    *target = static_cast<std::byte>(stored_scale(shape.element, scales[at.group]));
+    return;
+  }
+  const float scale = scale_value(part, at.row, at.group);
+  const std::uint32_t word =
+      shape.element == Panel16Element::kInt4
+          ? device::panel16_int4_word(scale, zero_point(part, at.row, at.group))
+          : device::bits_of(scale);
+  std::memcpy(target, &word, sizeof(word));
+}
+
+void pack_e4m3_elements(const WeightMatrix& part,
+                        const Panel16Shape& shape,
+                        i64 first_row,
+                        std::byte* panel) {
+  const i64 rows = std::min(kPanel16Rows, part.rows - first_row);
+  for (i64 row = 0; row < rows; ++row) {
+    const auto* source =
+        static_cast<const std::byte*>(part.codes) + (first_row + row) * part.row_stride_bytes;
+    for (i64 col = 0; col < part.cols; ++col) {
+      panel[device::panel16_e4m3_position(shape, row, col)] = source[col];
+    }
+  }
+}
+
 void pack_code_panel(const WeightMatrix& part,
                      const Panel16Shape& shape,
                      i64 first_row,
@@ -109,12 +169,13 @@ void pack_code_panel(const WeightMatrix& part,
   // Scale lines are sparse where the last block is short: zero first, then fill.
   std::memset(panel, 0, static_cast<std::size_t>(device::panel16_panel_bytes(shape)));
   for (i64 row = 0; row < rows; ++row) {
-    const auto* scales = static_cast<const std::uint8_t*>(part.scales) +
-                         (first_row + row) * part.scale_row_stride_bytes;
     for (i64 group = 0; group < groups; ++group) {
-      panel[device::panel16_scale_position(shape, row, group)] =
-          static_cast<std::byte>(stored_scale(shape.element, scales[group]));
+      store_scale(part, shape, {first_row + row, group}, panel);
     }
+  }
+  if (shape.element == Panel16Element::kE4m3) {
+    pack_e4m3_elements(part, shape, first_row, panel);
+    return;
   }
   for (i64 step = first_step; step < first_step + num_steps; ++step) {
     std::byte* line = panel + device::panel16_code_line(shape, step);
@@ -158,16 +219,46 @@ void unpack_bf16_row(const std::byte* panel, i64 row, i64 cols, std::byte* out) 
   }
 }
 
+// Where one row's scales (as the format stores them) and zero points go.
+struct UnpackedScales {
+  std::uint8_t* scales;
+  std::uint8_t* zero_points;  // null: dropped
+};
+
+void unpack_scale_row(const std::byte* panel,
+                      const Panel16Shape& shape,
+                      i64 row,
+                      const UnpackedScales& out) {
+  const i64 groups = num_groups(shape);
+  for (i64 group = 0; group < groups; ++group) {
+    const std::byte* stored = panel + device::panel16_scale_position(shape, row, group);
+    if (!device::panel16_has_wide_scales(shape.element)) {
+      out.scales[group] = source_scale(shape.element, static_cast<std::uint8_t>(*stored));
+      continue;
+    }
+    std::uint32_t word = 0;
+    std::memcpy(&word, stored, sizeof(word));
+    if (shape.element == Panel16Element::kE4m3) {
+      std::memcpy(out.scales + group * 4, &word, sizeof(word));
+      continue;
+    }
+    const float scale = device::panel16_int4_scale(word);
+    std::memcpy(out.scales + group * 4, &scale, sizeof(scale));
+    if (out.zero_points != nullptr) {
+      out.zero_points[group] = static_cast<std::uint8_t>(device::panel16_int4_zero_point(word));
+    }
+  }
+}
+
 void unpack_code_row(const std::byte* panel,
                      const Panel16Shape& shape,
                      i64 row,
-                     std::uint8_t* codes,
-                     std::uint8_t* scales) {
-  const i64 groups = num_groups(shape);
-  for (i64 group = 0; group < groups; ++group) {
-    const auto stored =
-        static_cast<std::uint8_t>(panel[device::panel16_scale_position(shape, row, group)]);
-    scales[group] = source_scale(shape.element, stored);
+                     std::uint8_t* codes) {
+  if (shape.element == Panel16Element::kE4m3) {
+    for (i64 col = 0; col < shape.cols; ++col) {
+      codes[col] = static_cast<std::uint8_t>(panel[device::panel16_e4m3_position(shape, row, col)]);
+    }
+    return;
   }
   const i64 first_step = device::panel16_first_step(shape);
   for (i64 step = first_step; step < first_step + device::panel16_num_steps(shape); ++step) {
@@ -183,6 +274,8 @@ void unpack(const std::byte* source,
   const Panel16Shape map = panel16_shape(shape);
   const i64 row_bytes = code_row_bytes(shape.format, shape.cols);
   const i64 groups = num_groups(map);
+  const i64 group_rows = format_info(shape.format).group_rows;
+  const i64 scale_row_bytes = groups * (device::panel16_has_wide_scales(map.element) ? 4 : 1);
   for (i64 part = 0; part < map.num_parts; ++part) {
     const UnpackedPart& out = parts[static_cast<std::size_t>(part)];
     for (i64 row = 0; row < shape.rows; ++row) {
@@ -192,11 +285,17 @@ void unpack(const std::byte* source,
       if (map.element == Panel16Element::kBf16) {
         unpack_bf16_row(panel, in_panel, shape.cols, codes);
       } else {
-        unpack_code_row(panel,
-                        map,
-                        in_panel,
-                        reinterpret_cast<std::uint8_t*>(codes),
-                        reinterpret_cast<std::uint8_t*>(out.scales.data()) + row * groups);
+        // Rows of one block of scales write the same bytes.
+        const i64 scale_row = (shape.row_offset + row) / group_rows;
+        unpack_scale_row(
+            panel,
+            map,
+            in_panel,
+            {reinterpret_cast<std::uint8_t*>(out.scales.data()) + scale_row * scale_row_bytes,
+             out.zero_points.empty()
+                 ? nullptr
+                 : reinterpret_cast<std::uint8_t*>(out.zero_points.data()) + row * groups});
+        unpack_code_row(panel, map, in_panel, reinterpret_cast<std::uint8_t*>(codes));
       }
     }
   }
@@ -217,14 +316,14 @@ const Packing kPanel16Packing{.name = "panel16",
                               .unpack = unpack};
 
 Panel16Shape panel16_shape(const PackingShape& shape) noexcept {
-  const Panel16Element element = shape.format == Format::kBf16    ? Panel16Element::kBf16
-                                 : shape.format == Format::kNvfp4 ? Panel16Element::kNvfp4
-                                                                  : Panel16Element::kMxfp4;
+  const FormatInfo& info = format_info(shape.format);
+  const Panel16Element element = element_of(info).value_or(Panel16Element::kBf16);
   return {element,
           shape.rows,
           shape.cols,
           shape.num_parts,
-          element == Panel16Element::kBf16 ? 0 : shape.group_offset};
+          element == Panel16Element::kBf16 ? 0 : shape.group_offset,
+          shape.group_size != 0 ? shape.group_size : info.group_size};
 }
 
 }  // namespace moekit::formats

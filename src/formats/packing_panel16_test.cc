@@ -140,7 +140,7 @@ TEST(Panel16, PositionsNeverCollide) {
           take(at.byte * 2 + at.shift / 4);
         }
       }
-      const i64 group = device::panel16_group_cols(shape.element);
+      const i64 group = device::panel16_group_cols(shape);
       for (i64 g = 0; group != 0 && g * group < shape.group_offset + shape.cols; ++g) {
         const i64 byte = device::panel16_scale_position(shape, row, g);
         take(byte * 2);

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Block scales by dtype: what each of the 256 bytes stands for and whether it is legal. Tables are
-// built from the codecs at compile time, so one row of kFormats is all a format adds.
+// Block scales and elements by dtype: what each byte or code stands for and whether it is legal.
+// Tables are built from the codecs at compile time, so one row of kFormats is all a format adds.
+// Scales of one byte are looked up; wide ones (bf16, f16, f32) are read as they are.
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 
-#include "moekit/dtype.h"
+#include "moekit/format.h"
 
+#include "device/numerics/bf16.h"
 #include "device/numerics/e2m1.h"
 #include "device/numerics/e4m3.h"
 #include "device/numerics/e8m0.h"
@@ -64,5 +67,53 @@ constexpr std::array<float, 16> make_e2m1_table() {
 }
 
 inline constexpr std::array<float, 16> kE2m1Values = make_e2m1_table();
+
+constexpr std::array<float, 16> make_i4_table() {
+  std::array<float, 16> table{};
+  for (std::uint32_t code = 0; code < 16; ++code) {
+    table[code] = static_cast<float>(code);
+  }
+  return table;
+}
+
+/// Unsigned: the zero point is subtracted afterwards.
+inline constexpr std::array<float, 16> kI4Values = make_i4_table();
+inline constexpr std::uint8_t kMiddleZeroPoint = 8;    // of codes without zero points
+inline constexpr std::uint8_t kLargestZeroPoint = 16;  // stored z - 1 = 15
+
+/// Value by 4-bit code.
+constexpr const std::array<float, 16>& nibble_values(DType element) {
+  return element == DType::kI4 ? kI4Values : kE2m1Values;
+}
+
+constexpr bool is_byte_scale(DType dtype) {
+  return dtype == DType::kE4m3 || dtype == DType::kE8m0;
+}
+
+/// One block scale of `matrix`, whatever its type; `row` counts rows of the matrix.
+inline float scale_value(const WeightMatrix& matrix, std::int64_t row, std::int64_t group) {
+  const FormatInfo& info = format_info(matrix.format);
+  const DType dtype = matrix.scale_dtype.value_or(*info.scale);
+  const auto* scales =
+      static_cast<const std::uint8_t*>(matrix.scales) +
+      (matrix.group_row_offset + row) / info.group_rows * matrix.scale_row_stride_bytes;
+  if (is_byte_scale(dtype)) {
+    return scale_table(dtype).value[scales[group]];
+  }
+  if (dtype == DType::kF32) {
+    float value = 0.0F;  // memcpy: a checkpoint's tensors need not be aligned
+    std::memcpy(&value, scales + group * 4, sizeof value);
+    return value;
+  }
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, scales + group * 2, sizeof bits);
+  return dtype == DType::kBf16 ? device::bf16_to_f32(bits) : device::f16_to_f32(bits);
+}
+
+inline std::uint8_t zero_point(const WeightMatrix& matrix, std::int64_t row, std::int64_t group) {
+  return matrix.zero_points == nullptr
+             ? kMiddleZeroPoint
+             : matrix.zero_points[row * matrix.zero_point_row_stride + group];
+}
 
 }  // namespace moekit::formats

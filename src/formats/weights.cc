@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -47,7 +48,29 @@ Status check_extents(const WeightMatrix& matrix, const FormatInfo& info) {
                                 info.name,
                                 ")"));
   }
-  const std::int64_t first_group = info.group_size == 0 ? 1 : info.group_size;
+  const std::int64_t group_size = scale_group_size(matrix);
+  const bool variable = info.element == DType::kI4;
+  if (matrix.group_size != 0 && matrix.group_size != info.group_size &&
+      !(variable && (matrix.group_size == 32 || matrix.group_size == 64))) {
+    return invalid_argument(cat("group_size ",
+                                matrix.group_size,
+                                ", expected ",
+                                variable ? "32, 64 or " : "",
+                                info.group_size,
+                                " (format ",
+                                info.name,
+                                ")"));
+  }
+  if (matrix.group_row_offset < 0 || matrix.group_row_offset >= info.group_rows) {
+    return invalid_argument(cat("group_row_offset ",
+                                matrix.group_row_offset,
+                                ", expected 0 <= group_row_offset < ",
+                                info.group_rows,
+                                " (format ",
+                                info.name,
+                                ")"));
+  }
+  const std::int64_t first_group = group_size == 0 ? 1 : group_size;
   if (matrix.group_offset < 0 || matrix.group_offset >= first_group) {
     return invalid_argument(cat("group_offset ",
                                 matrix.group_offset,
@@ -107,6 +130,56 @@ Status check_codes_storage(const WeightMatrix& matrix, const FormatInfo& info) {
   return {};
 }
 
+Status check_scale_dtype(const WeightMatrix& matrix, const FormatInfo& info) {
+  const DType own = *info.scale;
+  const DType given = matrix.scale_dtype.value_or(own);
+  const bool wide = given == DType::kBf16 || given == DType::kF16 || given == DType::kF32;
+  if (given != own && (formats::is_byte_scale(own) || !wide)) {
+    return invalid_argument(cat("scales of ",
+                                dtype_name(given),
+                                ", expected ",
+                                formats::is_byte_scale(own) ? dtype_name(own) : "f32, bf16 or f16",
+                                " (format ",
+                                info.name,
+                                ")"));
+  }
+  return {};
+}
+
+Status check_zero_points(const WeightMatrix& matrix, const FormatInfo& info) {
+  if (matrix.zero_points == nullptr) {
+    return {};
+  }
+  const std::int64_t row_bytes = num_scale_cols(matrix);
+  if (info.element != DType::kI4) {
+    return invalid_argument(cat("zero points given, format ", info.name, " has none"));
+  }
+  if (matrix.zero_point_row_stride < row_bytes ||
+      !offsets_fit(matrix.rows, matrix.zero_point_row_stride, row_bytes)) {
+    return invalid_argument(cat("zero_point_row_stride ",
+                                matrix.zero_point_row_stride,
+                                ", expected at least ",
+                                row_bytes,
+                                " zero points a row"));
+  }
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    for (std::int64_t group = 0; group < row_bytes; ++group) {
+      const std::uint8_t zero = formats::zero_point(matrix, row, group);
+      if (zero > formats::kLargestZeroPoint) {
+        return invalid_argument(cat("zero point ",
+                                    static_cast<std::uint32_t>(zero),
+                                    " at row ",
+                                    row,
+                                    ", group ",
+                                    group,
+                                    ", expected 0..",
+                                    static_cast<std::uint32_t>(formats::kLargestZeroPoint)));
+      }
+    }
+  }
+  return {};
+}
+
 Status check_scales_storage(const WeightMatrix& matrix, const FormatInfo& info) {
   if (!info.scale.has_value()) {
     return {};
@@ -114,19 +187,27 @@ Status check_scales_storage(const WeightMatrix& matrix, const FormatInfo& info) 
   if (matrix.scales == nullptr) {
     return invalid_argument(cat("scales pointer is null (format ", info.name, ")"));
   }
-  const std::int64_t row_bytes = num_scale_cols(matrix);
-  if (matrix.scale_row_stride_bytes < row_bytes ||
-      !offsets_fit(matrix.rows, matrix.scale_row_stride_bytes, row_bytes)) {
+  MOEKIT_RETURN_IF_ERROR(check_scale_dtype(matrix, info));
+  const std::int64_t row_scales = num_scale_cols(matrix);
+  const std::int64_t row_bytes = row_scales * scale_elem_bytes(matrix);
+  // One row of scales needs no stride.
+  const std::int64_t scale_rows = num_scale_rows(matrix);
+  const std::int64_t stride = scale_rows == 1 && info.group_rows > 1
+                                  ? std::max(matrix.scale_row_stride_bytes, row_bytes)
+                                  : matrix.scale_row_stride_bytes;
+  if (stride < row_bytes || !offsets_fit(scale_rows, stride, row_bytes)) {
     return invalid_argument(cat("scale_row_stride_bytes ",
                                 matrix.scale_row_stride_bytes,
                                 ", expected at least ",
                                 row_bytes,
+                                " for ",
+                                row_scales,
                                 " scales a row (group_offset ",
                                 matrix.group_offset,
                                 ", cols ",
                                 matrix.cols,
                                 ", group_size ",
-                                info.group_size,
+                                scale_group_size(matrix),
                                 ")"));
   }
   return {};
@@ -145,17 +226,27 @@ Status check_global(const WeightMatrix& matrix, const FormatInfo& info) {
   return {};
 }
 
+Status check_input_scale(const WeightMatrix& matrix) {
+  if (matrix.input_scale.has_value() &&
+      (!std::isfinite(*matrix.input_scale) || *matrix.input_scale < 0.0F)) {
+    return invalid_argument(
+        cat("input scale ", *matrix.input_scale, ", expected a finite value that is not negative"));
+  }
+  return {};
+}
+
 Status check_structure(const WeightMatrix& matrix) {
   const FormatInfo& info = format_info(matrix.format);
   MOEKIT_RETURN_IF_ERROR(check_extents(matrix, info));
   MOEKIT_RETURN_IF_ERROR(check_codes_storage(matrix, info));
   MOEKIT_RETURN_IF_ERROR(check_scales_storage(matrix, info));
+  MOEKIT_RETURN_IF_ERROR(check_input_scale(matrix));
   return check_global(matrix, info);
 }
 
 /// Largest magnitude among the codes of one group of one row.
 float largest_in_group(const WeightMatrix& matrix, std::int64_t row, std::int64_t group) {
-  const std::int64_t group_size = format_info(matrix.format).group_size;
+  const std::int64_t group_size = scale_group_size(matrix);
   const std::int64_t begin = std::max<std::int64_t>(0, group * group_size - matrix.group_offset);
   const std::int64_t end = std::min(matrix.cols, (group + 1) * group_size - matrix.group_offset);
   const std::uint8_t* codes = row_of(matrix.codes, row, matrix.row_stride_bytes);
@@ -205,12 +296,66 @@ Status check_scale(const WeightMatrix& matrix, std::int64_t row, std::int64_t gr
   return {};
 }
 
+// Elements of E4M3 can be NaN themselves, and are then somewhere in a row of its block.
+Status check_e4m3_elements(const WeightMatrix& matrix) {
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    const std::uint8_t* codes = row_of(matrix.codes, row, matrix.row_stride_bytes);
+    for (std::int64_t col = 0; col < matrix.cols; ++col) {
+      if ((codes[col] & 0x7FU) == 0x7FU) {
+        return invalid_argument(cat("element byte ",
+                                    static_cast<std::uint32_t>(codes[col]),
+                                    " (e4m3) at row ",
+                                    row,
+                                    ", column ",
+                                    col,
+                                    " is NaN"));
+      }
+    }
+  }
+  return {};
+}
+
+Status check_wide_scales(const WeightMatrix& matrix, const FormatInfo& info) {
+  const std::int64_t num_groups = num_scale_cols(matrix);
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    if (row != 0 && (matrix.group_row_offset + row) % info.group_rows != 0) {
+      continue;  // the block of the row above
+    }
+    for (std::int64_t group = 0; group < num_groups; ++group) {
+      const float scale = formats::scale_value(matrix, row, group);
+      // Packed layouts keep the zero point in the bits that bf16 and f16 leave clear.
+      if (info.element == DType::kI4 && (std::bit_cast<std::uint32_t>(scale) & 0x1FU) != 0) {
+        return invalid_argument(
+            cat("block scale ", scale, " at row ", row, ", group ", group, " is no bf16 or f16"));
+      }
+      const float largest = scale * (info.element == DType::kE4m3 ? device::kE4m3Max : 16.0F);
+      if (std::isnan(scale) || scale < 0.0F || !std::isfinite(largest)) {
+        return invalid_argument(
+            cat("block scale ",
+                scale,
+                " (",
+                dtype_name(matrix.scale_dtype.value_or(*info.scale)),
+                ") at row ",
+                row,
+                ", group ",
+                group,
+                std::isnan(scale) ? " is NaN" : (scale < 0.0F ? " is negative" : " exceeds f32")));
+      }
+    }
+  }
+  return info.element == DType::kE4m3 ? check_e4m3_elements(matrix) : Status();
+}
+
 Status check_scales(const WeightMatrix& matrix) {
   const FormatInfo& info = format_info(matrix.format);
   // A global of 0 makes every value 0: producers write NaN block scales there (0 / 0, seen from
   // ModelOpt 0.47), and the experts are legal, dormant ones.
   if (!info.scale.has_value() || matrix.global_scale == 0.0F) {
     return {};
+  }
+  if (!formats::is_byte_scale(*info.scale)) {
+    MOEKIT_RETURN_IF_ERROR(check_zero_points(matrix, info));
+    return check_wide_scales(matrix, info);
   }
   const ScaleTable& table = formats::scale_table(*info.scale);
   const std::int64_t num_groups = num_scale_cols(matrix);
@@ -235,15 +380,24 @@ void decode_bf16_row(const WeightMatrix& matrix, std::int64_t row, std::span<flo
   }
 }
 
-void decode_e2m1_row(const WeightMatrix& matrix, std::int64_t row, std::span<float> out) {
+// element * scale; for codes with a zero point (element - zero) * scale.
+void decode_scaled_row(const WeightMatrix& matrix, std::int64_t row, std::span<float> out) {
   const FormatInfo& info = format_info(matrix.format);
-  const ScaleTable& table = formats::scale_table(*info.scale);
   const std::uint8_t* codes = row_of(matrix.codes, row, matrix.row_stride_bytes);
-  const std::uint8_t* scales = row_of(matrix.scales, row, matrix.scale_row_stride_bytes);
-  for (std::int64_t col = 0; col < matrix.cols; ++col) {
-    const std::int64_t group = (matrix.group_offset + col) / info.group_size;
-    out[static_cast<std::size_t>(col)] =
-        formats::kE2m1Values[code_at(codes, col)] * table.value[scales[group]];
+  const auto& nibbles = formats::nibble_values(info.element);
+  const std::int64_t group_size = scale_group_size(matrix);
+  std::int64_t col = 0;
+  for (std::int64_t group = 0; col < matrix.cols; ++group) {
+    const float scale = formats::scale_value(matrix, row, group);
+    const float zero = info.element == DType::kI4
+                           ? static_cast<float>(formats::zero_point(matrix, row, group))
+                           : 0.0F;
+    const std::int64_t end = std::min(matrix.cols, (group + 1) * group_size - matrix.group_offset);
+    for (; col < end; ++col) {
+      const float element = info.element == DType::kE4m3 ? device::e4m3_to_f32(codes[col])
+                                                         : nibbles[code_at(codes, col)] - zero;
+      out[static_cast<std::size_t>(col)] = element * scale;
+    }
   }
 }
 
@@ -268,7 +422,7 @@ Status decode_row(const WeightMatrix& matrix, std::int64_t row, std::span<float>
     if (format_info(matrix.format).element == DType::kBf16) {
       decode_bf16_row(matrix, row, out);
     } else {
-      decode_e2m1_row(matrix, row, out);
+      decode_scaled_row(matrix, row, out);
     }
     return {};
   });

@@ -11,6 +11,7 @@
 
 #include "moekit/device.h"
 #include "moekit/dtype.h"
+#include "moekit/recipe.h"
 
 #include "device/layout/panel16.h"
 #include "device/numerics/activation.h"
@@ -38,22 +39,40 @@ struct DotCall {
   std::int64_t operand_stride_bytes = 0;
   std::int64_t num_tokens = 1;  // 1 to max_tokens of the body
   float* sums = nullptr;
+  const float* operand_scales = nullptr;  // [num_tokens, ceil(cols / 128)] or null
+  std::int64_t operand_scale_stride = 0;
 };
 
-/// One token's row of activations to round (RNE, to bf16) and lay out for dot calls.
+/// Columns of activations that share a scale of their own where operands have scales (rule Q8b),
+/// counted from the row's first.
+inline constexpr std::int64_t kOperandGroupCols = 128;
+
+/// One token's row of activations to round (RNE, to bf16), to quantise, and to lay out for dot
+/// calls. Operands are bf16 values whatever the quantiser: code * scale is exact in bf16 for Q4 and
+/// Q8, and the payload alone for Q8b.
 struct OperandRow {
   const void* source = nullptr;  // [cols]
   DType dtype = DType::kBf16;    // bf16, f16 or f32
   std::int64_t cols = 0;
+  Quantizer quantizer = Quantizer::kNone;
+  float global = 1.0F;      // Q4: the dequant-side input scale
+  float* scales = nullptr;  // Q8b: [ceil(cols / 128)], written
 };
 
-/// intermediate[row] = bf16(activation(h[gate], h[up])), h = input_weight * (sum * global) + bias.
+struct LoadedRow {
+  bool finite = true;   // no element is NaN or infinite
+  float factor = 1.0F;  // what sums over this row are to be multiplied with
+};
+
+/// intermediate[row] = bf16(activation(h[gate], h[up])),
+/// h = input_weight * (sum * global * x_factor) + bias.
 struct ActivateCall {
   device::ActivationParams params{};
   const float* gate_sums = nullptr;  // [16]
   const float* up_sums = nullptr;    // [16]; where there is no gate, gate_* carry the one operand
   float gate_global = 1.0F;
   float up_global = 1.0F;
+  float x_factor = 1.0F;             // of the loaded row
   const float* gate_bias = nullptr;  // [rows] or null
   const float* up_bias = nullptr;
   float input_weight = 1.0F;
@@ -65,11 +84,10 @@ struct Body {
   Isa isa = Isa::kPortable;
   std::int64_t operand_bytes = 0;  // of one operand element
   std::int64_t max_tokens = 0;     // of one dot call
-  /// Writes shape's leading zeros, the row, and zeros up to a whole step. False where an element is
-  /// NaN or infinite.
-  bool (*load_operand)(const OperandRow& row,
-                       const device::Panel16Shape& shape,
-                       std::byte* operand) = nullptr;
+  /// Writes shape's leading zeros, the row, and zeros up to a whole step.
+  LoadedRow (*load_operand)(const OperandRow& row,
+                            const device::Panel16Shape& shape,
+                            std::byte* operand) = nullptr;
   void (*dot)(const DotCall& call) = nullptr;
   void (*activate)(const ActivateCall& call) = nullptr;
 };

@@ -178,6 +178,77 @@ struct Avx2 {
     return {_mm256_unpacklo_ps(rows, rows), _mm256_unpackhi_ps(rows, rows)};
   }
 
+  struct NoZeroPoints {};
+
+  template <Panel16Element kElement>
+  static auto zero_points(const std::byte* words, i64 part) {
+    if constexpr (kElement == Panel16Element::kInt4) {
+      const __m256i bits = _mm256_set1_epi32(device::kPanel16ZeroPointBits);
+      return _mm256_cvtepi32_ps(_mm256_and_si256(load(words + part * 32), bits));
+    } else {
+      return NoZeroPoints{};
+    }
+  }
+
+  // Rows in order, as add_bf16 sums them.
+  template <Panel16Element kElement>
+  static Scale wide_scale(const std::byte* words, i64 part) {
+    __m256i rows = load(words + part * 32);
+    if constexpr (kElement == Panel16Element::kInt4) {
+      const __m256i bits = _mm256_set1_epi32(device::kPanel16ZeroPointBits);
+      rows = _mm256_andnot_si256(bits, rows);
+    }
+    return {_mm256_castsi256_ps(rows), _mm256_castsi256_ps(rows)};
+  }
+
+  static Sums scaled(const Sums& sums, float factor) {
+    return {_mm256_mul_ps(sums.low, _mm256_set1_ps(factor)),
+            _mm256_mul_ps(sums.high, _mm256_set1_ps(factor))};
+  }
+
+  static __m256 nibble_values(__m256i words, int shift, __m256 zeros) {
+    const __m256i codes = _mm256_and_si256(_mm256_srli_epi32(words, shift), _mm256_set1_epi32(15));
+    return _mm256_sub_ps(_mm256_cvtepi32_ps(codes), zeros);
+  }
+
+  template <int kTokens>
+  static void add_int4(
+      const std::byte* line, i64 part, __m256 zeros, const float* x, i64 x_stride, Sums* sums) {
+    const __m256i words = load(line + part * 32);
+    for (int pair = 0; pair < 4; ++pair) {
+      const __m256 even = nibble_values(words, 4 * pair, zeros);
+      const __m256 odd = nibble_values(words, 16 + 4 * pair, zeros);
+      add_columns<kTokens>(even, odd, x + 2 * pair, x_stride, sums);
+    }
+  }
+
+  template <int kTokens>
+  static void add_columns(__m256 even, __m256 odd, const float* x, i64 x_stride, Sums* sums) {
+    for (int t = 0; t < kTokens; ++t) {
+      const float* at = x + t * x_stride;
+      sums[t].low = _mm256_fmadd_ps(even, _mm256_broadcast_ss(at), sums[t].low);
+      sums[t].high = _mm256_fmadd_ps(odd, _mm256_broadcast_ss(at + 1), sums[t].high);
+    }
+  }
+
+  // The bits of an E4M3 stand in an f16 three places lower in the exponent's range: f16 has bias
+  // 15, E4M3 has 7, so the f16 reads 2^-8 of the value, subnormals included.
+  static __m256 e4m3_values(const std::byte* bytes) {
+    const __m128i codes =
+        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    const __m128i magnitude = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x7F)), 7);
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x80)), 8);
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(magnitude, sign)), _mm256_set1_ps(256.0F));
+  }
+
+  template <int kTokens>
+  static void add_e4m3(const std::byte* lines, i64 part, const float* x, i64 x_stride, Sums* sums) {
+    for (i64 col = 0; col < kPanel16StepCols; col += 2) {
+      const std::byte* at = lines + col * kPanelRows + part * 8;
+      add_columns<kTokens>(e4m3_values(at), e4m3_values(at + kPanelRows), x + col, x_stride, sums);
+    }
+  }
+
   static Sums multiply_add(const Sums& sums, const Scale& scale, const Sums& total) {
     return {_mm256_fmadd_ps(sums.low, scale.low, total.low),
             _mm256_fmadd_ps(sums.high, scale.high, total.high)};

@@ -107,6 +107,82 @@ struct Avx512 {
     }
   }
 
+  struct NoZeroPoints {};
+
+  template <Panel16Element kElement>
+  static auto zero_points(const std::byte* words, i64 /*part*/) {
+    if constexpr (kElement == Panel16Element::kInt4) {
+      const __m512i bits = _mm512_set1_epi32(device::kPanel16ZeroPointBits);
+      return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_loadu_si512(words), bits));
+    } else {
+      return NoZeroPoints{};
+    }
+  }
+
+  template <Panel16Element kElement>
+  static Scale wide_scale(const std::byte* words, i64 /*part*/) {
+    __m512i rows = _mm512_loadu_si512(words);
+    if constexpr (kElement == Panel16Element::kInt4) {
+      rows = _mm512_andnot_si512(_mm512_set1_epi32(device::kPanel16ZeroPointBits), rows);
+    }
+    return _mm512_castsi512_ps(rows);
+  }
+
+  static Sums scaled(const Sums& sums, float factor) {
+    return _mm512_mul_ps(sums, _mm512_set1_ps(factor));
+  }
+
+  // Values that are exact in bf16, to the pair that vdpbf16ps takes.
+  static __m512i pair_of(__m512 even, __m512 odd) {
+    const __m512i high = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+    return _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(even), 16),
+                           _mm512_and_si512(_mm512_castps_si512(odd), high));
+  }
+
+  static __m512 nibble_values(__m512i words, unsigned shift, __m512 zeros) {
+    const __m512i codes = _mm512_and_si512(_mm512_srli_epi32(words, shift), _mm512_set1_epi32(15));
+    return _mm512_sub_ps(_mm512_cvtepi32_ps(codes), zeros);
+  }
+
+  template <int kTokens>
+  static void add_int4(const std::byte* line,
+                       i64 /*part*/,
+                       __m512 zeros,
+                       const std::uint16_t* x,
+                       i64 x_stride,
+                       Sums* sums) {
+    const __m512i words = _mm512_loadu_si512(line);
+    for (unsigned pair = 0; pair < 4; ++pair) {
+      const __m512i weights = pair_of(nibble_values(words, 4 * pair, zeros),
+                                      nibble_values(words, 16 + 4 * pair, zeros));
+      for (int t = 0; t < kTokens; ++t) {
+        sums[t] = dot_pairs(sums[t], weights, broadcast_pair(x + t * x_stride + 2 * pair));
+      }
+    }
+  }
+
+  // An f16 with the bits of an E4M3 shifted into place reads 2^-8 of the value.
+  static __m512 e4m3_values(const std::byte* bytes) {
+    const __m256i codes =
+        _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+    const __m256i magnitude =
+        _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x7F)), 7);
+    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(0x80)), 8);
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(magnitude, sign)), _mm512_set1_ps(256.0F));
+  }
+
+  template <int kTokens>
+  static void add_e4m3(
+      const std::byte* lines, i64 /*part*/, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+    for (i64 col = 0; col < kPanel16StepCols; col += 2) {
+      const std::byte* at = lines + col * kPanelRows;
+      const __m512i weights = pair_of(e4m3_values(at), e4m3_values(at + kPanelRows));
+      for (int t = 0; t < kTokens; ++t) {
+        sums[t] = dot_pairs(sums[t], weights, broadcast_pair(x + t * x_stride + col));
+      }
+    }
+  }
+
   static Sums multiply_add(const Sums& sums, const Scale& scale, const Sums& total) {
     return _mm512_fmadd_ps(sums, scale, total);
   }

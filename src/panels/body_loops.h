@@ -16,12 +16,17 @@
 //   add_codes<P, T>(constants, line, x, stride, sums[P][T])   += 8 columns of codes of P parts
 //   add_bf16<T>(lines, part, x, stride, sums[T])              += 8 columns of bf16
 //   scale<Element>(bytes, part)   a Scale from 16 stored scale bytes
+//   zero_points<Element>(words, part), wide_scale<Element>(words, part)   from 16 stored f32 words
+//   add_int4<T>(lines, part, zeros, x, stride, sums[T]), add_e4m3<T>(...)   += 8 columns, in the
+//                                 order of add_bf16
+//   scaled(sums, factor)          sums * factor
 //   multiply_add(sums, scale, total)  total + sums * scale
 //   store_codes, store_bf16(sums, part, out)   the 16 / kParts row sums of this part, at its rows
 
 #include <cstring>
 
 #include "device/numerics/bf16.h"
+#include "device/numerics/quantize.h"
 #include "panels/body.h"
 
 namespace moekit::panels {
@@ -32,6 +37,8 @@ using device::kPanel16LineBytes;
 using device::kPanel16StepCols;
 using device::Panel16Element;
 using device::Panel16Shape;
+using device::u16;
+using device::u32;
 
 template <typename Simd, int kTokens>
 struct TileSums {
@@ -88,8 +95,9 @@ void dot_code_panel(const std::byte* panel,
                     const typename Simd::Operand* x,
                     i64 x_stride,
                     float* sums) {
-  constexpr i64 kGroupSteps = device::panel16_group_cols(kElement) / kPanel16StepCols;
-  constexpr i64 kBlockSteps = device::panel16_steps_per_block(kElement);
+  constexpr i64 kOwnGroupSteps = device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+  const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
+  const i64 block_steps = device::panel16_steps_per_block(shape);
   constexpr int kTogether = Simd::template kPartsTogether<kTokens>;
   constexpr i64 kPartRows = device::kPanel16Rows / Simd::kParts;
   constexpr i64 kPartBytes = kPanel16LineBytes / Simd::kParts;
@@ -101,17 +109,17 @@ void dot_code_panel(const std::byte* panel,
   i64 step = device::panel16_first_step(shape);
   const i64 end = step + device::panel16_num_steps(shape);
   while (step < end) {
-    const std::byte* scales = panel + (step % kBlockSteps) / kGroupSteps * device::kPanel16Rows;
+    const std::byte* scales = panel + (step % block_steps) / group_steps * device::kPanel16Rows;
     panel += kPanel16LineBytes;
-    const i64 block_end = device::round_up(step + 1, kBlockSteps);
+    const i64 block_end = device::round_up(step + 1, block_steps);
     const i64 last = block_end < end ? block_end : end;
     while (step < last) {
-      const i64 left = device::round_up(step + 1, kGroupSteps) - step;
+      const i64 left = device::round_up(step + 1, group_steps) - step;
       const i64 steps = left < last - step ? left : last - step;
       for (i64 part = 0; part < Simd::kParts; part += kTogether) {
         Group<Simd> group{panel + part * kPartBytes, scales + part * kPartRows, steps, x, x_stride};
-        if (steps == kGroupSteps) {
-          group.steps = kGroupSteps;  // the common case: a constant trip count unrolls
+        if (steps == kOwnGroupSteps) {
+          group.steps = kOwnGroupSteps;  // the common case: a constant trip count unrolls
           add_group<Simd, kElement, kTokens>(constants, group, total + part);
         } else {
           add_group<Simd, kElement, kTokens>(constants, group, total + part);
@@ -126,6 +134,76 @@ void dot_code_panel(const std::byte* panel,
   for (int t = 0; t < kTokens; ++t) {
     for (i64 part = 0; part < Simd::kParts; ++part) {
       Simd::store_codes(total[part].at[t], part, sums + t * kPanelRows);
+    }
+  }
+}
+
+// Scales of the activations' own groups: f32 [num_tokens, groups], null where they have none.
+struct OperandScales {
+  const float* values = nullptr;
+  i64 stride = 0;
+};
+
+// Elements with f32 scales. Sums run to the end of the weights' group or of the activations',
+// whichever comes first, since a shard's groups need not begin together.
+template <typename Simd, Panel16Element kElement, int kTokens>
+void dot_wide_panel(const std::byte* panel,
+                    const Panel16Shape& shape,
+                    const typename Simd::Operand* x,
+                    i64 x_stride,
+                    const OperandScales& operand_scales,
+                    float* sums) {
+  constexpr i64 kStepBytes = device::panel16_step_bytes(kElement);
+  constexpr i64 kOperandGroupSteps = kOperandGroupCols / kPanel16StepCols;
+  const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
+  TileSums<Simd, kTokens> total[Simd::kParts];
+  for (i64 part = 0; part < Simd::kParts; ++part) {
+    total[part] = zero_tile<Simd, kTokens>();
+  }
+  const i64 first = device::panel16_first_step(shape);
+  const i64 end = first + device::panel16_num_steps(shape);
+  const std::byte* scales = panel;
+  for (i64 step = first; step < end;) {
+    if (step == first || step % group_steps == 0) {
+      scales = panel;
+      panel += kPanel16LineBytes;
+    }
+    const i64 operand_group = (step - first) / kOperandGroupSteps;
+    i64 last = device::round_up(step + 1, group_steps);
+    last = last < end ? last : end;
+    const i64 operand_end = first + (operand_group + 1) * kOperandGroupSteps;
+    last = operand_scales.values != nullptr && operand_end < last ? operand_end : last;
+    const i64 steps = last - step;
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      const auto zeros = Simd::template zero_points<kElement>(scales, part);
+      TileSums<Simd, kTokens> sum = zero_tile<Simd, kTokens>();
+      for (i64 i = 0; i < steps; ++i) {
+        const std::byte* lines = panel + i * kStepBytes;
+        if constexpr (kElement == Panel16Element::kInt4) {
+          Simd::template add_int4<kTokens>(
+              lines, part, zeros, x + i * kPanel16StepCols, x_stride, sum.at);
+        } else {
+          Simd::template add_e4m3<kTokens>(lines, part, x + i * kPanel16StepCols, x_stride, sum.at);
+        }
+      }
+      const typename Simd::Scale scale = Simd::template wide_scale<kElement>(scales, part);
+      for (int t = 0; t < kTokens; ++t) {
+        // The activations' scale first: a product of two small scales would leave f32's normal
+        // range where the sum that they scale does not.
+        const float* own = operand_scales.values;
+        if (own != nullptr) {
+          sum.at[t] = Simd::scaled(sum.at[t], own[t * operand_scales.stride + operand_group]);
+        }
+        total[part].at[t] = Simd::multiply_add(sum.at[t], scale, total[part].at[t]);
+      }
+    }
+    panel += steps * kStepBytes;
+    x += steps * kPanel16StepCols;
+    step = last;
+  }
+  for (int t = 0; t < kTokens; ++t) {
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      Simd::store_bf16(total[part].at[t], part, sums + t * kPanelRows);
     }
   }
 }
@@ -178,6 +256,9 @@ void dot_panels(const DotCall& call) {
     float* sums = call.sums + panel * kTokens * kPanelRows;
     if constexpr (kElement == Panel16Element::kBf16) {
       dot_bf16_panel<Simd, kTokens>(bytes, *call.shape, x, x_stride, sums);
+    } else if constexpr (device::panel16_has_wide_scales(kElement)) {
+      dot_wide_panel<Simd, kElement, kTokens>(
+          bytes, *call.shape, x, x_stride, {call.operand_scales, call.operand_scale_stride}, sums);
     } else {
       dot_code_panel<Simd, kElement, kTokens>(bytes, *call.shape, x, x_stride, sums);
     }
@@ -202,6 +283,10 @@ void dot(const DotCall& call) {
       return dot_tokens<Simd, Panel16Element::kNvfp4>(call);
     case Panel16Element::kMxfp4:
       return dot_tokens<Simd, Panel16Element::kMxfp4>(call);
+    case Panel16Element::kInt4:
+      return dot_tokens<Simd, Panel16Element::kInt4>(call);
+    case Panel16Element::kE4m3:
+      return dot_tokens<Simd, Panel16Element::kE4m3>(call);
   }
 }
 
@@ -225,19 +310,94 @@ bool load_elements(const Source* source, i64 count, Operand* out, ToBf16 to_bf16
   return non_finite == 0;
 }
 
-/// An f32 that rounds to infinity counts as infinite: the operand is what the recipe multiplies.
+// One group of a row, its f32 values after the rounding to bf16.
+struct QuantizedGroup {
+  const float* values;
+  i64 count;
+  u32 amax;
+};
+
 template <typename Operand>
-bool load_operand(const OperandRow& row, const Panel16Shape& shape, std::byte* operand) {
-  auto* out = reinterpret_cast<Operand*>(operand);
-  const i64 lead = device::panel16_lead_cols(shape);
-  const i64 padded = device::panel16_num_steps(shape) * kPanel16StepCols;
-  for (i64 i = 0; i < lead; ++i) {
-    out[i] = Operand{};
+void quantize_q4(const QuantizedGroup& group, float global, Operand* out) {
+  const u32 scale = device::q4_scale(group.amax, global);
+  const float divisor = device::q4_divisor(scale, global);
+  for (i64 i = 0; i < group.count; ++i) {
+    store_operand(device::q4_operand(device::q4_code(group.values[i], divisor), scale), out + i);
   }
-  for (i64 i = lead + row.cols; i < padded; ++i) {
-    out[i] = Operand{};
+}
+
+template <typename Operand>
+void quantize_q8(const QuantizedGroup& group, Operand* out) {
+  const u32 byte = device::q8_byte(group.amax);
+  for (i64 i = 0; i < group.count; ++i) {
+    store_operand(device::q8_operand(device::q8_payload(group.values[i], byte), byte), out + i);
   }
-  out += lead;
+}
+
+template <typename Operand>
+void quantize_q8b(const QuantizedGroup& group, float* scale, Operand* out) {
+  *scale = device::q8b_scale(group.amax);
+  for (i64 i = 0; i < group.count; ++i) {
+    const u32 payload = device::q8b_payload(group.values[i], *scale);
+    store_operand(device::bf16_from_f32(device::e4m3_to_f32(payload)), out + i);
+  }
+}
+
+inline i64 quantizer_group(Quantizer quantizer) {
+  return quantizer == Quantizer::kQ4   ? device::kQ4GroupSize
+         : quantizer == Quantizer::kQ8 ? device::kQ8GroupSize
+                                       : device::kQ8bGroupSize;
+}
+
+inline float source_value(const OperandRow& row, i64 col) {
+  u16 bits = 0;
+  switch (row.dtype) {
+    case DType::kF32:
+      bits = device::bf16_from_f32(static_cast<const float*>(row.source)[col]);
+      break;
+    case DType::kF16:
+      bits = device::bf16_from_f32(
+          device::f16_to_f32(static_cast<const std::uint16_t*>(row.source)[col]));
+      break;
+    default:
+      bits = static_cast<const std::uint16_t*>(row.source)[col];
+      break;
+  }
+  return device::bf16_to_f32(bits);
+}
+
+template <typename Operand>
+bool quantize_row(const OperandRow& row, Operand* out) {
+  const i64 group_cols = quantizer_group(row.quantizer);
+  float values[device::kQ8bGroupSize];
+  bool finite = true;
+  for (i64 first = 0; first < row.cols; first += group_cols) {
+    QuantizedGroup group{values, row.cols - first, 0};
+    group.count = group.count < group_cols ? group.count : group_cols;
+    for (i64 i = 0; i < group.count; ++i) {
+      values[i] = source_value(row, first + i);
+      group.amax = device::fold_amax(group.amax, values[i]);
+    }
+    finite = finite && group.amax < 0x7F800000U;
+    switch (row.quantizer) {
+      case Quantizer::kQ4:
+        quantize_q4(group, row.global, out + first);
+        break;
+      case Quantizer::kQ8:
+        quantize_q8(group, out + first);
+        break;
+      case Quantizer::kQ8b:
+        quantize_q8b(group, row.scales + first / group_cols, out + first);
+        break;
+      case Quantizer::kNone:
+        break;
+    }
+  }
+  return finite;
+}
+
+template <typename Operand>
+bool round_row(const OperandRow& row, Operand* out) {
   switch (row.dtype) {
     case DType::kF32:
       return load_elements(static_cast<const float*>(row.source), row.cols, out, [](float value) {
@@ -256,6 +416,51 @@ bool load_operand(const OperandRow& row, const Panel16Shape& shape, std::byte* o
   }
 }
 
+inline float operand_value(std::uint16_t bits) {
+  return device::bf16_to_f32(bits);
+}
+
+inline float operand_value(float value) {
+  return value;
+}
+
+// A group is summed before it is scaled, and 32 products of 6 with 2^120 leave f32 however small
+// the scale is. Rows that reach 2^100 are therefore worked on 2^32 times smaller; what that loses
+// are operands below 2^-101, beside others 2^200 times larger.
+template <typename Operand>
+float shrink_row(Operand* out, i64 count) {
+  u32 largest = 0;
+  for (i64 i = 0; i < count; ++i) {
+    largest = device::fold_amax(largest, operand_value(out[i]));
+  }
+  if (largest < device::bits_of(0x1p100F) || largest >= 0x7F800000U) {
+    return 1.0F;
+  }
+  for (i64 i = 0; i < count; ++i) {
+    store_operand(device::bf16_from_f32(operand_value(out[i]) * 0x1p-32F), out + i);
+  }
+  return 0x1p32F;
+}
+
+/// An f32 that rounds to infinity counts as infinite: the operand is what the recipe multiplies.
+template <typename Operand>
+LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::byte* operand) {
+  auto* out = reinterpret_cast<Operand*>(operand);
+  const i64 lead = device::panel16_lead_cols(shape);
+  const i64 padded = device::panel16_num_steps(shape) * kPanel16StepCols;
+  for (i64 i = 0; i < lead; ++i) {
+    out[i] = Operand{};
+  }
+  for (i64 i = lead + row.cols; i < padded; ++i) {
+    out[i] = Operand{};
+  }
+  out += lead;
+  LoadedRow loaded;
+  loaded.finite = row.quantizer == Quantizer::kNone ? round_row(row, out) : quantize_row(row, out);
+  loaded.factor = row.quantizer == Quantizer::kQ4 ? row.global : shrink_row(out, row.cols);
+  return loaded;
+}
+
 template <device::ActivationKind kKind>
 void activate_rows(const ActivateCall& call) {
   device::ActivationParams params = call.params;
@@ -263,8 +468,8 @@ void activate_rows(const ActivateCall& call) {
   float gate[kPanelRows];
   float up[kPanelRows];
   for (i64 row = 0; row < kPanelRows; ++row) {
-    gate[row] = call.input_weight * (call.gate_sums[row] * call.gate_global);
-    up[row] = call.input_weight * (call.up_sums[row] * call.up_global);
+    gate[row] = call.input_weight * (call.gate_sums[row] * call.gate_global * call.x_factor);
+    up[row] = call.input_weight * (call.up_sums[row] * call.up_global * call.x_factor);
   }
   for (i64 row = 0; call.gate_bias != nullptr && row < call.rows; ++row) {
     gate[row] += call.gate_bias[row];

@@ -9,6 +9,7 @@
 #include <bit>
 
 #include "device/numerics/e2m1.h"
+#include "device/numerics/e4m3.h"
 #include "device/numerics/e8m0.h"
 #include "panels/body_loops.h"
 
@@ -20,6 +21,7 @@ namespace {
 typedef float F32x4 __attribute__((vector_size(16)));
 typedef double F64x2 __attribute__((vector_size(16)));
 typedef std::uint32_t U32x4 __attribute__((vector_size(16)));
+typedef std::int32_t I32x4 __attribute__((vector_size(16)));
 
 // NOLINTEND(modernize-use-using)
 
@@ -34,6 +36,16 @@ constexpr std::array<double, 256> make_pair_table() {
 }
 
 constexpr std::array<double, 256> kPairTable = make_pair_table();
+
+constexpr std::array<float, 256> make_e4m3_table() {
+  std::array<float, 256> table{};
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    table[code] = device::e4m3_to_f32(code);
+  }
+  return table;
+}
+
+constexpr std::array<float, 256> kE4m3Table = make_e4m3_table();
 
 struct Portable {
   using Operand = float;
@@ -130,6 +142,100 @@ struct Portable {
       out.at[v] = F32x4{first, first, second, second};
     }
     return out;
+  }
+
+  struct ZeroPoints {
+    F32x4 at[4];
+  };
+
+  struct NoZeroPoints {};
+
+  static U32x4 load_words(const std::byte* words) {
+    U32x4 loaded;
+    std::memcpy(&loaded, words, sizeof(loaded));
+    return loaded;
+  }
+
+  // Below 2^31, so that the signed conversion, which every instruction set has, serves.
+  static F32x4 to_floats(U32x4 integers) {
+    return __builtin_convertvector(std::bit_cast<I32x4>(integers), F32x4);
+  }
+
+  template <Panel16Element kElement>
+  static auto zero_points(const std::byte* words, i64 /*part*/) {
+    if constexpr (kElement == Panel16Element::kInt4) {
+      ZeroPoints zeros;
+      for (i64 v = 0; v < 4; ++v) {
+        zeros.at[v] = to_floats(load_words(words + v * 16) & device::kPanel16ZeroPointBits);
+      }
+      return zeros;
+    } else {
+      return NoZeroPoints{};
+    }
+  }
+
+  template <Panel16Element kElement>
+  static Scale wide_scale(const std::byte* words, i64 /*part*/) {
+    Scale out;
+    for (i64 v = 0; v < 4; ++v) {
+      U32x4 rows = load_words(words + v * 16);
+      if (kElement == Panel16Element::kInt4) {
+        rows &= ~device::kPanel16ZeroPointBits;
+      }
+      out.at[v] = std::bit_cast<F32x4>(rows);
+      out.at[v + 4] = out.at[v];
+    }
+    return out;
+  }
+
+  static Sums scaled(const Sums& sums, float factor) {
+    Sums out;
+    for (int v = 0; v < 8; ++v) {
+      out.at[v] = sums.at[v] * factor;
+    }
+    return out;
+  }
+
+  template <int kTokens>
+  static void add_int4(const std::byte* line,
+                       i64 /*part*/,
+                       const ZeroPoints& zeros,
+                       const float* x,
+                       i64 x_stride,
+                       Sums* sums) {
+    for (i64 v = 0; v < 4; ++v) {
+      const U32x4 words = load_words(line + v * 16);
+      for (i64 pair = 0; pair < 4; ++pair) {
+        const auto shift = static_cast<std::uint32_t>(4 * pair);
+        const F32x4 even = to_floats((words >> shift) & 15U) - zeros.at[v];
+        const F32x4 odd = to_floats((words >> (16U + shift)) & 15U) - zeros.at[v];
+        for (int t = 0; t < kTokens; ++t) {
+          const float* at = x + t * x_stride + pair * 2;
+          sums[t].at[v] += even * at[0];
+          sums[t].at[v + 4] += odd * at[1];
+        }
+      }
+    }
+  }
+
+  static F32x4 e4m3_values(const std::byte* bytes) {
+    return F32x4{kE4m3Table[static_cast<std::size_t>(bytes[0])],
+                 kE4m3Table[static_cast<std::size_t>(bytes[1])],
+                 kE4m3Table[static_cast<std::size_t>(bytes[2])],
+                 kE4m3Table[static_cast<std::size_t>(bytes[3])]};
+  }
+
+  template <int kTokens>
+  static void add_e4m3(
+      const std::byte* lines, i64 /*part*/, const float* x, i64 x_stride, Sums* sums) {
+    for (i64 col = 0; col < kPanel16StepCols; ++col) {
+      for (i64 v = 0; v < 4; ++v) {
+        const F32x4 weights = e4m3_values(lines + col * kPanelRows + v * 4);
+        for (int t = 0; t < kTokens; ++t) {
+          sums[t].at[v + 4 * (col % 2)] += weights * x[t * x_stride + col];
+        }
+      }
+    }
   }
 
   static Sums multiply_add(const Sums& sums, const Scale& scale, const Sums& total) {

@@ -30,10 +30,17 @@ constexpr std::int64_t kMostOperandRows = 64;
 constexpr std::int64_t kRouteSumsBytes = kKib * kKib;
 constexpr std::int64_t kRouteSumsBytesOfAll = 4 * kKib * kKib;
 
-std::int64_t operand_row_bytes(std::int64_t cols, Isa isa) {
+std::int64_t operand_bytes(std::int64_t cols, Isa isa) {
   // A step of lead columns at most in front, a step of padding behind.
   const std::int64_t elems = device::round_up(cols, std::int64_t{8}) + 8;
   return device::round_up(elems * body_for(isa).operand_bytes, kLineBytes);
+}
+
+// Behind its operands a row keeps their scales, where the recipe's have any.
+std::int64_t operand_row_bytes(std::int64_t cols, Recipe recipe, Isa isa) {
+  const bool scaled = recipe_info(recipe).quantizer == Quantizer::kQ8b;
+  const std::int64_t groups = scaled ? device::ceil_div(cols, kOperandGroupCols) : 0;
+  return operand_bytes(cols, isa) + device::round_up(groups * 4, kLineBytes);
 }
 
 // A contiguous share of [0, count).
@@ -93,6 +100,7 @@ struct StepContext {
   Routes routes;
   ScratchLayout scratch;
   Panel16Shape shape;
+  Quantizer quantizer;
 
   StepContext(const CpuCall& step_call,
               const Body& step_body,
@@ -103,7 +111,16 @@ struct StepContext {
         routes(step_routes),
         scratch(
             scratch_layout(step_call.plan->problem, step_call.plan->device, step_call.num_tokens)),
-        shape(formats::panel16_shape(region.shape)) {}
+        shape(formats::panel16_shape(region.shape)),
+        quantizer(recipe_info(step_call.plan->problem.recipe).quantizer) {}
+
+  /// Of a row that lies at `operand`; null where operands have none.
+  [[nodiscard]] float* operand_scales(const std::byte* operand) const {
+    const std::int64_t offset = operand_bytes(shape.cols, call.plan->device.isa);
+    return quantizer != Quantizer::kQ8b
+               ? nullptr
+               : reinterpret_cast<float*>(const_cast<std::byte*>(operand) + offset);
+  }
 
   [[nodiscard]] std::byte* worker_scratch(std::int64_t worker) const {
     return call.slice<std::byte>(SliceId::kScratch) + worker * scratch.worker_bytes;
@@ -120,7 +137,7 @@ struct LoadedRoutes {
   const std::int32_t* routes = nullptr;
   std::int64_t count = 0;
   const std::byte* operands = nullptr;
-  bool finite[kMostOperandRows] = {};
+  LoadedRow rows[kMostOperandRows] = {};
 };
 
 // Loads the operands of `count` routes; `row_of` names the source row of a route.
@@ -132,13 +149,15 @@ void load_routes(const StepContext& context,
                  RowOf row_of,
                  LoadedRoutes& loaded) {
   std::byte* operands = context.worker_scratch(worker);
+  const std::int64_t row_bytes = context.scratch.operand_row_bytes;
   loaded.routes = routes;
   loaded.count = count;
   loaded.operands = operands;
   for (std::int64_t i = 0; i < count; ++i) {
-    loaded.finite[i] = context.body.load_operand(row_of(std::int64_t{routes[i]}),
-                                                 context.shape,
-                                                 operands + i * context.scratch.operand_row_bytes);
+    OperandRow row = row_of(std::int64_t{routes[i]});
+    row.quantizer = context.quantizer;
+    row.scales = context.operand_scales(operands + i * row_bytes);
+    loaded.rows[i] = context.body.load_operand(row, context.shape, operands + i * row_bytes);
   }
 }
 
@@ -152,22 +171,29 @@ void dot_tiles(const StepContext& context,
   alignas(kLineBytes) float sums[2 * kMaxTileTokens * kPanelRows];
   for (std::int64_t first = 0; first < loaded.count; first += context.body.max_tokens) {
     const std::int64_t tokens = std::min(context.body.max_tokens, loaded.count - first);
-    context.body.dot({panels,
-                      num_panels,
-                      &context.shape,
-                      loaded.operands + first * context.scratch.operand_row_bytes,
-                      context.scratch.operand_row_bytes,
-                      tokens,
-                      sums});
+    context.body.dot(
+        {panels,
+         num_panels,
+         &context.shape,
+         loaded.operands + first * context.scratch.operand_row_bytes,
+         context.scratch.operand_row_bytes,
+         tokens,
+         sums,
+         context.operand_scales(loaded.operands + first * context.scratch.operand_row_bytes),
+         context.scratch.operand_row_bytes / 4});
     sink(first, tokens, sums);
   }
 }
 
-OperandRow x_row(const CpuCall& call, std::int64_t route) {
+OperandRow x_row(const CpuCall& call, std::int64_t expert, std::int64_t route) {
   const TensorView& x = call.arguments->x;
   const std::int64_t token = call.token_begin + route / call.plan->problem.top_k;
   const std::int64_t bytes = token * x.strides[0] * dtype_bits(x.dtype) / 8;
-  return {static_cast<const std::byte*>(x.data) + bytes, x.dtype, call.plan->problem.hidden_size};
+  OperandRow row{
+      static_cast<const std::byte*>(x.data) + bytes, x.dtype, call.plan->problem.hidden_size};
+  const float* scales = call.weights.input_scales(expert);
+  row.global = scales == nullptr ? 1.0F : scales[0];
+  return row;
 }
 
 // One panel pair (gate and up) of one expert for a set of loaded routes.
@@ -200,10 +226,11 @@ void gate_up_panel(const StepContext& context,
         for (std::int64_t t = 0; t < tokens; ++t) {
           const std::int64_t route = loaded.routes[first + t];
           activate.out = intermediate + route * problem.intermediate_size + first_row;
-          if (!loaded.finite[first + t]) {
+          if (!loaded.rows[first + t].finite) {
             std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
             continue;
           }
+          activate.x_factor = loaded.rows[first + t].factor;
           activate.gate_sums = sums + t * kPanelRows;
           activate.up_sums = sums + ((parts - 1) * tokens + t) * kPanelRows;
           activate.input_weight =
@@ -232,7 +259,7 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
           worker,
           routes.order + first,
           std::min(context.scratch.operand_rows, end - first),
-          [&](std::int64_t route) { return x_row(context.call, route); },
+          [&](std::int64_t route) { return x_row(context.call, expert, route); },
           loaded);
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
         gate_up_panel(context, loaded, expert, panel, activate);
@@ -260,10 +287,11 @@ void down_panels(const StepContext& context,
         weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
     dot_tiles(context, loaded, bytes, 1, [&](std::int64_t first, std::int64_t tokens, float* sums) {
       for (std::int64_t t = 0; t < tokens; ++t) {
+        const float factor = loaded.rows[first + t].factor;
         float* out = route_sums + loaded.routes[first + t] * block_stride +
                      (panel - block.begin) * kPanelRows;
         for (std::int64_t row = 0; row < rows; ++row) {
-          out[row] = sums[t * kPanelRows + row] * global;
+          out[row] = sums[t * kPanelRows + row] * global * factor;
         }
         for (std::int64_t row = 0; bias != nullptr && row < rows; ++row) {
           out[row] += bias[first_row + row];
@@ -286,6 +314,7 @@ void down_block(const StepContext& context,
   LoadedRoutes loaded;
   for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
     const std::int64_t end = routes.offsets[expert + 1];
+    const float* scales = call.weights.input_scales(expert);
     for (std::int64_t first = routes.offsets[expert]; first < end;
          first += context.scratch.operand_rows) {
       load_routes(
@@ -294,7 +323,9 @@ void down_block(const StepContext& context,
           routes.order + first,
           std::min(context.scratch.operand_rows, end - first),
           [&](std::int64_t route) {
-            return OperandRow{intermediate + route * inner, DType::kBf16, inner};
+            OperandRow row{intermediate + route * inner, DType::kBf16, inner};
+            row.global = scales == nullptr ? 1.0F : scales[1];
+            return row;
           },
           loaded);
       down_panels(context, loaded, expert, block, route_sums, block_stride);
@@ -340,8 +371,8 @@ ScratchLayout scratch_layout(const Problem& problem,
   const std::int64_t hidden_panels = device::ceil_div(problem.hidden_size, kPanelRows);
   ScratchLayout layout;
   layout.num_workers = std::max<std::int64_t>(1, device.num_threads);
-  layout.operand_row_bytes =
-      operand_row_bytes(std::max(problem.hidden_size, problem.intermediate_size), device.isa);
+  layout.operand_row_bytes = operand_row_bytes(
+      std::max(problem.hidden_size, problem.intermediate_size), problem.recipe, device.isa);
   const std::int64_t operand_budget =
       std::min(kOperandBytes, kOperandBytesOfAll / layout.num_workers);
   layout.operand_rows = std::min(

@@ -87,14 +87,6 @@ Verdict check_cpu(const plan::FamilyContext& context, std::int64_t num_tokens) {
   if (!reason.empty()) {
     return Verdict::refuse(std::move(reason));
   }
-  const RecipeInfo& recipe = recipe_info(context.problem.recipe);
-  if (recipe.quantizer != Quantizer::kNone) {
-    return Verdict::refuse(cat("recipe ",
-                               recipe.name,
-                               " quantises activations by rule ",
-                               quantizer_info(recipe.quantizer).name,
-                               ", cpu bodies take bf16 operands"));
-  }
   // The larger of reading the active experts at 10 bytes a nanosecond and computing 100 multiply-
   // adds a nanosecond: nominal figures of one server core, there to rank and not to be read.
   const Problem& problem = context.problem;

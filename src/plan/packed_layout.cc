@@ -76,11 +76,13 @@ std::string layout_id(const Problem& problem,
              packing.name,
              ".",
              format_info(recipe_info(problem.recipe).weights).name,
+             problem.weight_group_size != 0 ? cat(".g", problem.weight_group_size) : "",
              ".h",
              problem.hidden_size,
              ".i",
              problem.intermediate_size,
              problem.down_group_offset != 0 ? cat(".o", problem.down_group_offset) : "",
+             problem.gate_up_row_offset != 0 ? cat(".r", problem.gate_up_row_offset) : "",
              gated ? ".gated" : ".plain",
              problem.gate_up_bias ? ".bias13" : "",
              problem.down_bias ? ".bias2" : "");
@@ -126,16 +128,25 @@ Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescripto
   layout.packing = packing;
   layout.num_experts = experts;
   Cursor cursor;
-  layout.gate_up =
-      take_region(cursor,
-                  *packing,
-                  {format, problem.intermediate_size, problem.hidden_size, gated ? 2 : 1, 0},
-                  experts);
-  layout.down = take_region(
-      cursor,
-      *packing,
-      {format, problem.hidden_size, problem.intermediate_size, 1, problem.down_group_offset},
-      experts);
+  layout.gate_up = take_region(cursor,
+                               *packing,
+                               {format,
+                                problem.intermediate_size,
+                                problem.hidden_size,
+                                gated ? 2 : 1,
+                                0,
+                                problem.weight_group_size,
+                                problem.gate_up_row_offset},
+                               experts);
+  layout.down = take_region(cursor,
+                            *packing,
+                            {format,
+                             problem.hidden_size,
+                             problem.intermediate_size,
+                             1,
+                             problem.down_group_offset,
+                             problem.weight_group_size},
+                            experts);
   constexpr std::int64_t kFloatBytes = 4;
   layout.globals_offset = cursor.take(experts * 4 * kFloatBytes);
   if (problem.gate_up_bias) {
@@ -145,6 +156,9 @@ Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescripto
   }
   if (problem.down_bias) {
     layout.down_bias_offset = cursor.take(experts * problem.hidden_size * kFloatBytes);
+  }
+  if (format_info(format).has_global_scale) {
+    layout.input_scales_offset = cursor.take(experts * 2 * kFloatBytes);
   }
   layout.total_bytes = cursor.end();
   return layout;

@@ -34,6 +34,8 @@ struct PackedLayout {
   std::int64_t gate_bias_offset = -1;  // f32 [num_experts, intermediate]; -1: no such bias
   std::int64_t up_bias_offset = -1;    // f32 [num_experts, intermediate]
   std::int64_t down_bias_offset = -1;  // f32 [num_experts, hidden]
+  std::int64_t input_scales_offset =
+      -1;  // f32 [num_experts, 2]: of x, of the intermediate; NaN: none
   std::int64_t total_bytes = 0;
 };
 
@@ -57,6 +59,14 @@ struct PackedView {
   /// gate, up, down, 0
   [[nodiscard]] const float* globals(std::int64_t expert) const noexcept {
     return reinterpret_cast<const float*>(base + layout->globals_offset) + expert * 4;
+  }
+
+  /// Of x and of the intermediate, NaN where the checkpoint has none; null where the format's
+  /// recipes never ask.
+  [[nodiscard]] const float* input_scales(std::int64_t expert) const noexcept {
+    return layout->input_scales_offset < 0
+               ? nullptr
+               : reinterpret_cast<const float*>(base + layout->input_scales_offset) + expert * 2;
   }
 
   /// Null where the layer has no such bias.

@@ -66,6 +66,8 @@ std::string problem_text(const Problem& p, std::int64_t num_tokens) {
   text += cat(" row_order=", row_order_name(p.row_order), " io=", dtype_name(p.io_dtype));
   text += output_dtype(p) != p.io_dtype ? cat(" out=", dtype_name(output_dtype(p))) : "";
   text += p.down_group_offset != 0 ? cat(" down_group_offset=", p.down_group_offset) : "";
+  text += p.gate_up_row_offset != 0 ? cat(" gate_up_row_offset=", p.gate_up_row_offset) : "";
+  text += p.weight_group_size != 0 ? cat(" group_size=", p.weight_group_size) : "";
   text += p.gate_up_bias ? " gate_up_bias" : "";
   text += p.down_bias ? " down_bias" : "";
   text += p.router_weight_on_input ? " router_weight_on_input" : "";

@@ -126,6 +126,8 @@ Json write_problem(const Problem& p) {
             {"allow_atomics", p.allow_atomics},
             {"batch_invariant", p.batch_invariant}};
   json["down_group_offset"] = p.down_group_offset;
+  json["gate_up_row_offset"] = p.gate_up_row_offset;
+  json["weight_group_size"] = p.weight_group_size;
   if (p.out_dtype.has_value()) {
     json["out_dtype"] = dtype_name(*p.out_dtype);
   }
@@ -161,6 +163,8 @@ Problem read_problem(const Json& json) {
   json.at("allow_atomics").get_to(p.allow_atomics);
   json.at("batch_invariant").get_to(p.batch_invariant);
   json.at("down_group_offset").get_to(p.down_group_offset);
+  json.at("gate_up_row_offset").get_to(p.gate_up_row_offset);
+  json.at("weight_group_size").get_to(p.weight_group_size);
   if (json.contains("out_dtype")) {
     p.out_dtype = read_name<DType>(json.at("out_dtype"), "dtype", dtype_from_name);
   }

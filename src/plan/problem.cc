@@ -172,7 +172,28 @@ Status check_enumerators(const Problem& problem) {
 
 Status check_group_offset(const Problem& problem) {
   const FormatInfo& format = format_info(recipe_info(problem.recipe).weights);
-  const std::int64_t groups_end = std::max<std::int64_t>(1, format.group_size);
+  const std::int64_t own = format.group_size;
+  const std::int64_t given = problem.weight_group_size;
+  const bool variable = format.element == DType::kI4;
+  if (given != 0 && given != own && !(variable && (given == 32 || given == 64))) {
+    return invalid_argument(cat("weight_group_size ",
+                                given,
+                                ", expected 0, ",
+                                variable ? "32, 64 or " : "or ",
+                                own,
+                                " (",
+                                format.name,
+                                ")"));
+  }
+  if (problem.gate_up_row_offset < 0 || problem.gate_up_row_offset >= format.group_rows) {
+    return invalid_argument(cat("gate_up_row_offset ",
+                                problem.gate_up_row_offset,
+                                ", expected 0 or more, below the ",
+                                format.group_rows,
+                                " rows that share a scale of ",
+                                format.name));
+  }
+  const std::int64_t groups_end = std::max<std::int64_t>(1, given != 0 ? given : own);
   if (problem.down_group_offset < 0 || problem.down_group_offset >= groups_end ||
       problem.down_group_offset % kExtentMultiple != 0) {
     return invalid_argument(cat("down_group_offset ",

@@ -160,8 +160,11 @@ Result<Problem> local_problem(const Problem& layer, const Shard& shard) noexcept
     MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::int64_t> experts, shard_experts(layer, shard));
     Problem local = layer;
     local.intermediate_size = columns.end - columns.begin;
-    const std::int64_t group = format_info(recipe_info(layer.recipe).weights).group_size;
+    const FormatInfo& format = format_info(recipe_info(layer.recipe).weights);
+    const std::int64_t group =
+        layer.weight_group_size != 0 ? layer.weight_group_size : format.group_size;
     local.down_group_offset = group == 0 ? 0 : columns.begin % group;
+    local.gate_up_row_offset = columns.begin % format.group_rows;
     local.num_experts = static_cast<std::int64_t>(experts.size());
     local.router_experts = layer.num_experts;
     // Whoever holds every expert under its own id needs no map.

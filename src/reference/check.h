@@ -31,6 +31,7 @@ inline constexpr std::int64_t kSampledTokens = 64;
 /// (sigmoid exactly 1/2) put whole layers there, and each is still held to its own bound.
 inline constexpr std::int64_t kShareMinimum = 4096;
 inline constexpr double kShareLimit = 0.005;
+inline constexpr double kQuantizedShareLimit = 0.01;
 
 /// Which tokens of [0, num_tokens) to check, ascending: all where they are few; else first, last
 /// and evenly between, half of them from [first_token, num_tokens) where stage 1 can look.

@@ -44,7 +44,7 @@ LayerFixture ran(const Problem& problem, std::int64_t num_tokens, std::uint32_t 
 }
 
 TEST(Check, PassesPlainScalarCodeOfEveryRecipe) {
-  for (const RecipeInfo& info : std::span(kRecipes).first(3)) {
+  for (const RecipeInfo& info : std::span(kRecipes).first(3)) {  // those of the fixture
     for (const DType io : {DType::kBf16, DType::kF32}) {
       Problem problem = small_problem(info.recipe);
       problem.io_dtype = io;

@@ -7,15 +7,15 @@
 
 namespace moekit::reference {
 
-DotSums dot(const float* x, const float* w, std::int64_t size) noexcept {
+DotSums dot(const double* x, const double* w, std::int64_t size) noexcept {
   // 8 lanes: extents are multiples of 8, and two accumulator arrays fill eight SSE2 registers.
   constexpr std::size_t kLanes = 8;
   std::array<double, kLanes> sums{};
   std::array<double, kLanes> magnitudes{};
   for (std::int64_t k = 0; k < size; k += static_cast<std::int64_t>(kLanes)) {
     for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const double term = static_cast<double>(x[k + static_cast<std::int64_t>(lane)]) *
-                          static_cast<double>(w[k + static_cast<std::int64_t>(lane)]);
+      const double term =
+          x[k + static_cast<std::int64_t>(lane)] * w[k + static_cast<std::int64_t>(lane)];
       sums[lane] += term;
       magnitudes[lane] += std::fabs(term);
     }
@@ -28,10 +28,10 @@ DotSums dot(const float* x, const float* w, std::int64_t size) noexcept {
   return result;
 }
 
-double sum_of_magnitudes(const float* v, std::int64_t size) noexcept {
+double sum_of_magnitudes(const double* v, std::int64_t size) noexcept {
   double sum = 0.0;
   for (std::int64_t k = 0; k < size; ++k) {
-    sum += std::fabs(static_cast<double>(v[k]));
+    sum += std::fabs(v[k]);
   }
   return sum;
 }

@@ -15,13 +15,13 @@ struct DotSums {
   double magnitude = 0.0;
 };
 
-/// Shapes    x, w [size] f32, size % 8 == 0
+/// Shapes    x, w [size], size % 8 == 0
 /// Numerics  products of two f32 are exact in double; eight partial sums, so that the loop
-///           vectorises without reassociation; relative error below size * 2^-53
-[[nodiscard]] DotSums dot(const float* x, const float* w, std::int64_t size) noexcept;
+///           vectorises without reassociation; relative error below (size + 1) * 2^-53
+[[nodiscard]] DotSums dot(const double* x, const double* w, std::int64_t size) noexcept;
 
 /// Sum of |v|.
-[[nodiscard]] double sum_of_magnitudes(const float* v, std::int64_t size) noexcept;
+[[nodiscard]] double sum_of_magnitudes(const double* v, std::int64_t size) noexcept;
 
 /// Calls body(begin, end) on disjoint ranges that cover [0, rows); on the pool where there is one.
 template <typename Body>

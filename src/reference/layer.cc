@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "reference/dot.h"
+#include "reference/quantize.h"
 #include "reference/small_floats.h"
 #include "reference/weights.h"
 
@@ -42,9 +43,8 @@ void load_operands(const LayerCall& call, BatchToken& token) {
     const double value = load_value(x.data, x.dtype, token.token * x.strides[0] + k * x.strides[1]);
     const double operand = round_to(kBf16Shape, value);
     token.finite = token.finite && std::isfinite(operand);
-    token.x[index_of(k)] = static_cast<float>(operand);
+    token.x[index_of(k)] = operand;
   }
-  token.x_magnitude = sum_of_magnitudes(token.x.data(), call.problem.hidden_size);
 }
 
 // One projection of FC1 at one row: h and the bound on its error.
@@ -55,9 +55,10 @@ struct Projection {
 };
 
 struct ProjectionRow {
-  const float* weights = nullptr;  // [hidden]
-  double magnitude = 0.0;          // sum of |w|
-  double global = 1.0;
+  const double* weights = nullptr;  // [hidden]
+  double magnitude = 0.0;           // sum of |w|
+  double global = 1.0;              // of the weights, times the activations'
+  double widest = 1.0;              // largest factor that a partial product may carry
   double bias = 0.0;
 };
 
@@ -65,22 +66,23 @@ struct ProjectionRow {
 // spec section 2) plus what flushed operands lose; each of the two products and the addition of the
 // bias rounds once more, relatively to what it returns.
 Projection project(const LayerCall& call,
-                   const BatchToken& token,
+                   const BatchRoute& route,
                    const ProjectionRow& row,
                    double input_factor) {
   const std::int64_t size = call.problem.hidden_size;
-  const DotSums sums = dot(token.x.data(), row.weights, size);
+  const DotSums sums = dot(route.operand.data(), row.weights, size);
   const double factor = input_factor * row.global;
   const double scaled = sums.sum * factor;
   const double accumulated =
       4.0 * call.accumulator_epsilon * std::sqrt(static_cast<double>(size)) * sums.magnitude +
-      kSmallest * (token.x_magnitude + row.magnitude);
+      kSmallest * (route.operand_magnitude + row.magnitude);
   Projection result;
   result.value = scaled + row.bias;
   result.error = std::fabs(factor) * accumulated +
                  3.0 * kEpsilon * (std::fabs(scaled) + std::fabs(row.bias)) + kSmallest;
-  const double widest = std::max(1.0, std::max(std::fabs(factor), std::fabs(row.global)));
-  result.in_range = sums.magnitude * widest + std::fabs(row.bias) < kRange;
+  result.in_range =
+      sums.magnitude * row.widest * std::max(1.0, std::fabs(input_factor)) + std::fabs(row.bias) <
+      kRange;
   return result;
 }
 
@@ -105,23 +107,55 @@ std::vector<ExpertRange> expert_ranges(const Batch& batch) {
 ProjectionRow projection_row(const WeightMatrix& matrix,
                              const BiasView& bias,
                              std::int64_t row,
-                             std::vector<float>& storage) {
+                             double input_global,
+                             std::vector<double>& storage) {
   if (matrix.global_scale == 0.0F) {
     // Dormant experts exist: a global of 0 makes the matrix 0, and nothing is said of its scales.
-    std::fill_n(storage.begin(), matrix.cols, 0.0F);
+    std::fill_n(storage.begin(), matrix.cols, 0.0);
   } else {
     decode_weight_row(matrix, row, storage.data());
   }
+  const double global = static_cast<double>(matrix.global_scale);
   return {storage.data(),
           sum_of_magnitudes(storage.data(), matrix.cols),
-          static_cast<double>(matrix.global_scale),
+          global * input_global,
+          std::max({1.0, global, input_global, global * input_global}),
           bias_value(bias, row)};
+}
+
+bool has_input_scales(const LayerCall& call) {
+  return quantizer_info(recipe_info(call.problem.recipe).quantizer).needs_input_scale;
+}
+
+// The dequant-side global of x; gate and up share x, which takes the larger of theirs.
+double x_global(const LayerCall& call, const ExpertWeights& expert) {
+  if (!has_input_scales(call)) {
+    return 1.0;
+  }
+  const double up = static_cast<double>(expert.up.input_scale.value_or(0.0F));
+  const bool gated = activation_is_gated(call.problem.activation.kind);
+  return gated ? std::max(up, static_cast<double>(expert.gate.input_scale.value_or(0.0F))) : up;
+}
+
+double down_global(const LayerCall& call, const ExpertWeights& expert) {
+  return has_input_scales(call) ? static_cast<double>(expert.down.input_scale.value_or(0.0F)) : 1.0;
+}
+
+// What the recipe's quantiser makes of `row`, as the route's operand.
+void set_operand(const LayerCall& call,
+                 double global,
+                 const std::vector<double>& row,
+                 BatchRoute& route) {
+  route.operand.resize(row.size());
+  quantize_row(recipe_info(call.problem.recipe).quantizer, global, row, route.operand);
+  route.operand_magnitude =
+      sum_of_magnitudes(route.operand.data(), static_cast<std::int64_t>(row.size()));
 }
 
 // Scratch of one thread: decoded rows, and which tokens of the batch left f32's range.
 struct RowScratch {
-  std::vector<float> gate{};
-  std::vector<float> up{};
+  std::vector<double> gate{};
+  std::vector<double> up{};
   std::vector<char> out_of_range{};
 };
 
@@ -175,10 +209,11 @@ void evaluate_gate_up_row(const LayerCall& call,
   const bool gated = activation_is_gated(activation.kind);
   const ExpertWeights& expert =
       call.source.experts[index_of(batch.routes[range.begin].route.expert)];
-  const ProjectionRow up = projection_row(expert.up, expert.up_bias, row, scratch.up);
+  const double global = x_global(call, expert);
+  const ProjectionRow up = projection_row(expert.up, expert.up_bias, row, global, scratch.up);
   ProjectionRow gate{};
   if (gated) {
-    gate = projection_row(expert.gate, expert.gate_bias, row, scratch.gate);
+    gate = projection_row(expert.gate, expert.gate_bias, row, global, scratch.gate);
   }
   for (std::size_t i = range.begin; i < range.end; ++i) {
     BatchRoute& route = batch.routes[i];
@@ -187,12 +222,12 @@ void evaluate_gate_up_row(const LayerCall& call,
       continue;
     }
     const double factor = route_factors(call.problem, route.route.weight).input;
-    const Projection u = project(call, token, up, factor);
-    const Projection g = gated ? project(call, token, gate, factor) : Projection{};
+    const Projection u = project(call, route, up, factor);
+    const Projection g = gated ? project(call, route, gate, factor) : Projection{};
     const double a = activate(activation, g.value, u.value);
     route.exact[index_of(row)] = a;
     route.error[index_of(row)] = activation_error(activation, g.value, u.value, g.error, u.error);
-    route.a[index_of(row)] = static_cast<float>(round_to(kBf16Shape, a));
+    route.a[index_of(row)] = round_to(kBf16Shape, a);
     if (!u.in_range || !g.in_range || !(std::fabs(a) < kRange)) {
       scratch.out_of_range[index_of(route.token_idx)] = 1;
     }
@@ -207,7 +242,7 @@ void add_route(const LayerCall& call,
                RowScratch& scratch,
                Outputs& outputs) {
   const std::int64_t size = call.problem.intermediate_size;
-  const DotSums sums = dot(route.a.data(), row.weights, size);
+  const DotSums sums = dot(route.operand.data(), row.weights, size);
   const double weight = route_factors(call.problem, route.route.weight).output;
   const double factor = weight * row.global;
   const std::size_t at = index_of(route.token_idx * call.problem.hidden_size + column);
@@ -215,14 +250,14 @@ void add_route(const LayerCall& call,
   outputs.magnitude[at] += sums.magnitude * std::fabs(factor) + std::fabs(weight * row.bias);
   // An operand below 2^-126 may count as 0, and so may a product or a partial sum: 2^-126 of the
   // other operand, scaled as the sum is scaled.
-  outputs.flush[at] +=
-      std::max(1.0, std::fabs(factor)) * kSmallest * (route.a_magnitude + row.magnitude + 1.0);
+  outputs.flush[at] += std::max(1.0, std::fabs(factor)) * kSmallest *
+                       (route.operand_magnitude + row.magnitude + 1.0);
   for (const SparseDelta& delta : route.deltas) {
-    const double moved = delta.delta * static_cast<double>(row.weights[delta.index]) * factor;
+    const double moved = delta.delta * row.weights[delta.index] * factor;
     outputs.delta[at] += moved;
     outputs.delta_magnitude[at] += std::fabs(moved);
   }
-  const double widest = std::max(1.0, std::max(std::fabs(factor), std::fabs(row.global)));
+  const double widest = std::max(1.0, std::fabs(weight)) * row.widest;
   if (!(sums.magnitude * widest + std::fabs(weight * row.bias) < kRange)) {
     scratch.out_of_range[index_of(route.token_idx)] = 1;
   }
@@ -237,7 +272,8 @@ void evaluate_down_row(const LayerCall& call,
                        Outputs& outputs) {
   const ExpertWeights& expert =
       call.source.experts[index_of(batch.routes[range.begin].route.expert)];
-  const ProjectionRow row = projection_row(expert.down, expert.down_bias, column, scratch.up);
+  const ProjectionRow row =
+      projection_row(expert.down, expert.down_bias, column, down_global(call, expert), scratch.up);
   for (std::size_t i = range.begin; i < range.end; ++i) {
     if (batch.tokens[index_of(batch.routes[i].token_idx)].finite) {
       add_route(call, batch.routes[i], row, column, scratch, outputs);
@@ -294,7 +330,11 @@ void evaluate_gate_up(const LayerCall& call, Batch& batch) {
   for (BatchRoute& route : batch.routes) {
     route.exact.assign(rows, 0.0);
     route.error.assign(rows, 0.0);
-    route.a.assign(rows, 0.0F);
+    route.a.assign(rows, 0.0);
+  }
+  for (BatchRoute& route : batch.routes) {
+    const ExpertWeights& expert = call.source.experts[index_of(route.route.expert)];
+    set_operand(call, x_global(call, expert), batch.tokens[index_of(route.token_idx)].x, route);
   }
   const ResolvedActivation activation = resolve(call.problem.activation);
   for_expert_rows(call,
@@ -316,7 +356,8 @@ Outputs evaluate_down(const LayerCall& call, Batch& batch) {
     values->assign(size, 0.0);
   }
   for (BatchRoute& route : batch.routes) {
-    route.a_magnitude = sum_of_magnitudes(route.a.data(), call.problem.intermediate_size);
+    const ExpertWeights& expert = call.source.experts[index_of(route.route.expert)];
+    set_operand(call, down_global(call, expert), route.a, route);
   }
   for_expert_rows(call,
                   batch,

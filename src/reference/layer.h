@@ -31,14 +31,13 @@ struct LayerCall {
 /// A token of a batch.
 struct BatchToken {
   std::int64_t token = 0;
-  bool active = false;       // at least one active route
-  bool finite = true;        // every x operand is finite
-  bool in_range = true;      // no step can leave the range of f32
-  std::vector<float> x{};    // [hidden] as the products read it
-  double x_magnitude = 0.0;  // sum of |x|
+  bool active = false;      // at least one active route
+  bool finite = true;       // every x operand is finite
+  bool in_range = true;     // no step can leave the range of f32
+  std::vector<double> x{};  // [hidden] bf16 values, what the quantiser is given
 };
 
-/// Where one value of the intermediate may differ from `a`: by `delta`.
+/// Where one operand of FC2 may differ from the one that is evaluated: by `delta`.
 struct SparseDelta {
   std::int64_t index = 0;
   double delta = 0.0;
@@ -47,11 +46,12 @@ struct SparseDelta {
 /// A route of a batch with its intermediate.
 struct BatchRoute {
   Route route{};
-  std::int64_t token_idx = 0;   // in Batch::tokens
-  std::vector<double> exact{};  // [intermediate] step 2 before rounding
-  std::vector<double> error{};  // [intermediate] bound on |implementation - exact|
-  std::vector<float> a{};       // [intermediate] what FC2 reads, bf16 values
-  double a_magnitude = 0.0;     // sum of |a|
+  std::int64_t token_idx = 0;      // in Batch::tokens
+  std::vector<double> exact{};     // [intermediate] step 2 before rounding
+  std::vector<double> error{};     // [intermediate] bound on |implementation - exact|
+  std::vector<double> a{};         // [intermediate] bf16 values, before the quantiser
+  std::vector<double> operand{};   // what the products of FC1, later of FC2, read
+  double operand_magnitude = 0.0;  // sum of |operand|
   std::vector<SparseDelta> deltas{};
 };
 
@@ -77,7 +77,7 @@ struct Outputs {
   std::vector<double> delta_magnitude{};  // the same over |terms|
 };
 
-/// FC2 of the `a` that stand in the batch.
+/// FC2 of the `a` that stand in the batch, quantised as the recipe says.
 [[nodiscard]] Outputs evaluate_down(const LayerCall& call, Batch& batch);
 
 /// The whole layer with the oracle's own intermediate, before the last rounding; an active token

@@ -159,7 +159,7 @@ TEST(Layer, IntermediateIsRoundedToBf16) {
 }
 
 TEST(Layer, EveryRecipeAgreesWithPlainScalarCode) {
-  for (const RecipeInfo& info : std::span(kRecipes).first(3)) {
+  for (const RecipeInfo& info : std::span(kRecipes).first(3)) {  // those of the fixture
     for (const auto kind : {ActivationKind::kSilu,
                             ActivationKind::kSwigluOai,
                             ActivationKind::kSitu,
@@ -225,7 +225,7 @@ TEST(Weights, GroupOffsetAndShortGroups) {
   matrix.scales = scales.data();
   matrix.scale_row_stride_bytes = 3;
   matrix.group_offset = 8;
-  std::vector<float> row(24);
+  std::vector<double> row(24);
   decode_weight_row(matrix, 0, row.data());
   for (std::size_t k = 0; k < 24; ++k) {
     EXPECT_EQ(row[k], k < 8 ? 1.0F : 2.0F) << k;
@@ -248,7 +248,7 @@ TEST(Weights, TransposedBf16AndStridedRows) {
   matrix.codes = storage.data();
   matrix.row_stride_bytes = 2;
   matrix.col_stride_elems = 5;
-  std::vector<float> row(8);
+  std::vector<double> row(8);
   decode_weight_row(matrix, 2, row.data());
   for (std::size_t k = 0; k < 8; ++k) {
     EXPECT_EQ(static_cast<double>(row[k]), bf16_value(storage[k * 5 + 2])) << k;
@@ -266,7 +266,7 @@ TEST(Weights, LowNibbleIsTheEvenColumnAndSubnormalScalesCount) {
   matrix.row_stride_bytes = 4;
   matrix.scales = scale.data();
   matrix.scale_row_stride_bytes = 1;
-  std::vector<float> row(8);
+  std::vector<double> row(8);
   decode_weight_row(matrix, 0, row.data());
   EXPECT_EQ(row[0], 0x1p-10F);
   EXPECT_EQ(row[1], 6 * 0x1p-9F);

@@ -39,24 +39,42 @@ RowSplit row_split(const Problem& problem) {
 struct FusedTensor {
   const void* codes;
   const void* scales;
-  std::int64_t rows;  // of one expert
+  const std::uint8_t* zero_points;
+  std::int64_t rows;  // of one projection
   std::int64_t cols;
 };
 
-WeightMatrix rows_of(Format format,
+// Rows of one projection: the first of `parts` equal runs of rows, or every second row.
+struct ProjectionRows {
+  std::int64_t first_row;
+  std::int64_t row_step;
+};
+
+WeightMatrix rows_of(const FusedExperts& fused,
                      const FusedTensor& tensor,
-                     std::int64_t first_row,
-                     std::int64_t row_step) {
+                     const ProjectionRows& at) {
   WeightMatrix matrix;
-  matrix.format = format;
+  matrix.format = fused.format;
+  matrix.rows = tensor.rows;
   matrix.cols = tensor.cols;
-  const std::int64_t code_bytes = code_row_bytes(format, tensor.cols);
-  const std::int64_t scale_bytes = num_scale_cols(matrix);  // one byte each
-  matrix.codes = static_cast<const std::byte*>(tensor.codes) + first_row * code_bytes;
-  matrix.row_stride_bytes = code_bytes * row_step;
+  matrix.group_size = fused.group_size;
+  matrix.scale_dtype = fused.scale_dtype;
+  const std::int64_t code_bytes = code_row_bytes(fused.format, tensor.cols);
+  const std::int64_t groups = num_scale_cols(matrix);
+  const std::int64_t scale_bytes = groups * scale_elem_bytes(matrix);
+  matrix.codes = static_cast<const std::byte*>(tensor.codes) + at.first_row * code_bytes;
+  matrix.row_stride_bytes = code_bytes * at.row_step;
   if (scale_bytes != 0) {
-    matrix.scales = static_cast<const std::byte*>(tensor.scales) + first_row * scale_bytes;
-    matrix.scale_row_stride_bytes = scale_bytes * row_step;
+    // Blocks of rows: split_fused has made sure that a projection's rows stand together.
+    const std::int64_t first_scale_row = at.first_row / tensor.rows * num_scale_rows(matrix);
+    matrix.scales =
+        static_cast<const std::byte*>(tensor.scales) +
+        (format_info(fused.format).group_rows > 1 ? first_scale_row : at.first_row) * scale_bytes;
+    matrix.scale_row_stride_bytes = scale_bytes * at.row_step;
+  }
+  if (tensor.zero_points != nullptr) {
+    matrix.zero_points = tensor.zero_points + at.first_row * groups;
+    matrix.zero_point_row_stride = groups * at.row_step;
   }
   return matrix;
 }
@@ -101,7 +119,23 @@ Status check_fused(const Problem& problem, const FusedExperts& fused, const Form
   if (info.scale.has_value() && (fused.gate_up_scales == nullptr || fused.down_scales == nullptr)) {
     return invalid_argument(cat("fused experts: format ", info.name, " needs block scales"));
   }
+  if (info.group_rows > 1 && problem.row_order == RowOrder::kInterleaved &&
+      activation_is_gated(problem.activation.kind)) {
+    return invalid_argument(cat("fused experts: rows of ",
+                                info.name,
+                                " share scales in blocks of ",
+                                info.group_rows,
+                                ", so gate and up cannot be interleaved"));
+  }
   const std::int64_t experts = problem.num_experts;
+  for (const auto& [name, scales] : {std::pair("gate_input_scales", fused.gate_input_scales),
+                                     std::pair("up_input_scales", fused.up_input_scales),
+                                     std::pair("down_input_scales", fused.down_input_scales)}) {
+    if (!scales.empty() && static_cast<std::int64_t>(scales.size()) != experts) {
+      return invalid_argument(
+          cat(name, " has ", scales.size(), " values, expected none or ", experts));
+    }
+  }
   if (activation_is_gated(problem.activation.kind)) {
     MOEKIT_RETURN_IF_ERROR(check_globals(info, fused.gate_globals, "gate_globals", experts));
   }
@@ -130,32 +164,52 @@ float global_of(std::span<const float> globals, std::int64_t expert) {
   return globals.empty() ? 1.0F : globals[static_cast<std::size_t>(expert)];
 }
 
-// One matrix of an expert, without gaps, inside `storage` at `cursor`.
-WeightMatrix claim(const formats::PackingShape& shape,
-                   std::byte*& cursor,
-                   std::vector<formats::UnpackedPart>& parts) {
+std::optional<float> input_scale_of(std::span<const float> scales, std::int64_t expert) {
+  return scales.empty() ? std::nullopt
+                        : std::optional<float>(scales[static_cast<std::size_t>(expert)]);
+}
+
+// A matrix of the shape, without storage. Wide scales are unpacked as f32.
+WeightMatrix matrix_of(const formats::PackingShape& shape) {
   WeightMatrix matrix;
   matrix.format = shape.format;
   matrix.rows = shape.rows;
   matrix.cols = shape.cols;
   matrix.group_offset = shape.group_offset;
+  matrix.group_size = shape.group_size;
+  matrix.group_row_offset = shape.row_offset;
+  const FormatInfo& info = format_info(shape.format);
+  if (info.scale == DType::kBf16) {
+    matrix.scale_dtype = DType::kF32;
+  }
   matrix.row_stride_bytes = code_row_bytes(shape.format, shape.cols);
-  matrix.scale_row_stride_bytes = num_scale_cols(matrix);
+  matrix.scale_row_stride_bytes = num_scale_cols(matrix) * scale_elem_bytes(matrix);
+  matrix.zero_point_row_stride = info.element == DType::kI4 ? num_scale_cols(matrix) : 0;
+  return matrix;
+}
+
+// One matrix of an expert, without gaps, inside `storage` at `cursor`.
+WeightMatrix claim(const formats::PackingShape& shape,
+                   std::byte*& cursor,
+                   std::vector<formats::UnpackedPart>& parts) {
+  WeightMatrix matrix = matrix_of(shape);
   const auto code_bytes = static_cast<std::size_t>(matrix.row_stride_bytes * shape.rows);
-  const auto scale_bytes = static_cast<std::size_t>(matrix.scale_row_stride_bytes * shape.rows);
+  const auto scale_bytes =
+      static_cast<std::size_t>(matrix.scale_row_stride_bytes * num_scale_rows(matrix));
+  const auto zero_bytes = static_cast<std::size_t>(matrix.zero_point_row_stride * shape.rows);
   matrix.codes = cursor;
   matrix.scales = scale_bytes == 0 ? nullptr : cursor + code_bytes;
-  parts.push_back({{cursor, code_bytes}, {cursor + code_bytes, scale_bytes}});
-  cursor += code_bytes + scale_bytes;
+  std::byte* zeros = cursor + code_bytes + scale_bytes;
+  matrix.zero_points = zero_bytes == 0 ? nullptr : reinterpret_cast<const std::uint8_t*>(zeros);
+  parts.push_back({{cursor, code_bytes}, {cursor + code_bytes, scale_bytes}, {zeros, zero_bytes}});
+  cursor = zeros + zero_bytes;
   return matrix;
 }
 
 std::int64_t unpacked_bytes(const formats::PackingShape& shape) {
-  WeightMatrix matrix;
-  matrix.format = shape.format;
-  matrix.cols = shape.cols;
-  matrix.group_offset = shape.group_offset;
-  return (code_row_bytes(shape.format, shape.cols) + num_scale_cols(matrix)) * shape.rows *
+  const WeightMatrix matrix = matrix_of(shape);
+  return ((matrix.row_stride_bytes + matrix.zero_point_row_stride) * shape.rows +
+          matrix.scale_row_stride_bytes * num_scale_rows(matrix)) *
          shape.num_parts;
 }
 
@@ -172,27 +226,32 @@ Result<ExpertsSource> split_fused(const Problem& problem, const FusedExperts& fu
     MOEKIT_RETURN_IF_ERROR(check_fused(problem, fused, info));
     const RowSplit split = row_split(problem);
     const std::int64_t inner = problem.intermediate_size;
-    const FusedTensor gate_up{
-        fused.gate_up_codes, fused.gate_up_scales, num_gate_up_rows(problem), problem.hidden_size};
-    const FusedTensor down{fused.down_codes, fused.down_scales, problem.hidden_size, inner};
+    const FusedTensor gate_up{fused.gate_up_codes,
+                              fused.gate_up_scales,
+                              fused.gate_up_zero_points,
+                              inner,
+                              problem.hidden_size};
+    const FusedTensor down{
+        fused.down_codes, fused.down_scales, fused.down_zero_points, problem.hidden_size, inner};
+    const std::int64_t gate_up_rows = num_gate_up_rows(problem);
     const bool gated = activation_is_gated(problem.activation.kind);
     ExpertsSource source;
     source.experts.resize(static_cast<std::size_t>(problem.num_experts));
     for (std::int64_t e = 0; e < problem.num_experts; ++e) {
       ExpertWeights& expert = source.experts[static_cast<std::size_t>(e)];
-      const std::int64_t first = e * gate_up.rows;
-      expert.up = rows_of(fused.format, gate_up, first + split.up_begin, split.step);
-      expert.up.rows = inner;
+      const std::int64_t first = e * gate_up_rows;
+      expert.up = rows_of(fused, gate_up, {first + split.up_begin, split.step});
+      expert.up.input_scale = input_scale_of(fused.up_input_scales, e);
       expert.up.global_scale = global_of(fused.up_globals, e);
       expert.up_bias = bias_of(fused.gate_up_bias, first + split.up_begin, split.step, inner);
       if (gated) {
-        expert.gate = rows_of(fused.format, gate_up, first + split.gate_begin, split.step);
-        expert.gate.rows = inner;
+        expert.gate = rows_of(fused, gate_up, {first + split.gate_begin, split.step});
+        expert.gate.input_scale = input_scale_of(fused.gate_input_scales, e);
         expert.gate.global_scale = global_of(fused.gate_globals, e);
         expert.gate_bias = bias_of(fused.gate_up_bias, first + split.gate_begin, split.step, inner);
       }
-      expert.down = rows_of(fused.format, down, e * down.rows, 1);
-      expert.down.rows = problem.hidden_size;
+      expert.down = rows_of(fused, down, {e * down.rows, 1});
+      expert.down.input_scale = input_scale_of(fused.down_input_scales, e);
       expert.down.global_scale = global_of(fused.down_globals, e);
       expert.down_bias = bias_of(fused.down_bias, e * problem.hidden_size, 1, problem.hidden_size);
     }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "moekit/experts.h"
@@ -29,6 +30,7 @@ struct NamedMatrix {
   std::int64_t rows;
   std::int64_t cols;
   std::int64_t group_offset;
+  std::int64_t row_offset;
 };
 
 float load_bias(const BiasView& bias, std::int64_t index) {
@@ -93,16 +95,43 @@ Status check_matrix(const NamedMatrix& named, const Problem& problem) {
                                 named.group_offset,
                                 named.name == kProjectionNames[2] ? " (down_group_offset)" : ""));
   }
+  if (scale_group_size(matrix) !=
+      scale_group_size({.format = format, .group_size = problem.weight_group_size})) {
+    return invalid_argument(cat(named.name,
+                                " has scale groups of ",
+                                scale_group_size(matrix),
+                                ", the plan's of ",
+                                problem.weight_group_size,
+                                " (weight_group_size, 0: the format's own)"));
+  }
+  if (matrix.group_row_offset != named.row_offset) {
+    return invalid_argument(cat(named.name,
+                                " begins ",
+                                matrix.group_row_offset,
+                                " rows inside a scale block, the plan's ",
+                                named.row_offset,
+                                " (gate_up_row_offset)"));
+  }
+  if (quantizer_info(recipe_info(problem.recipe).quantizer).needs_input_scale &&
+      !matrix.input_scale.has_value()) {
+    return invalid_argument(cat(named.name,
+                                " has no input scale, recipe ",
+                                recipe_info(problem.recipe).name,
+                                " needs one (nearest: ",
+                                recipe_info(default_recipe(format)).name,
+                                ")"));
+  }
   return validate_weights(matrix).with_context(named.name);
 }
 
 Status check_expert(const Problem& problem, const ExpertWeights& expert) {
   const bool gated = activation_is_gated(problem.activation.kind);
   const std::int64_t inner = problem.intermediate_size;
+  const std::int64_t row_offset = problem.gate_up_row_offset;
   const NamedMatrix matrices[] = {
-      {kProjectionNames[0], &expert.gate, inner, problem.hidden_size, 0},
-      {kProjectionNames[1], &expert.up, inner, problem.hidden_size, 0},
-      {kProjectionNames[2], &expert.down, problem.hidden_size, inner, problem.down_group_offset},
+      {kProjectionNames[0], &expert.gate, inner, problem.hidden_size, 0, row_offset},
+      {kProjectionNames[1], &expert.up, inner, problem.hidden_size, 0, row_offset},
+      {kProjectionNames[2], &expert.down, problem.hidden_size, inner, problem.down_group_offset, 0},
   };
   for (const NamedMatrix& named : matrices) {
     if (named.matrix == &expert.gate && !gated) {
@@ -152,6 +181,29 @@ void store_biases(const plan::PackedLayout& layout,
   }
 }
 
+// gate and up share x, so x has one scale: the larger, which saturates neither.
+std::optional<float> x_scale(const ExpertWeights& expert, bool gated) {
+  if (!gated || !expert.gate.input_scale.has_value()) {
+    return gated ? std::nullopt : expert.up.input_scale;
+  }
+  return expert.up.input_scale.has_value()
+             ? std::optional(std::max(*expert.gate.input_scale, *expert.up.input_scale))
+             : std::nullopt;
+}
+
+void store_input_scales(const plan::PackedLayout& layout,
+                        std::int64_t expert_idx,
+                        const ExpertWeights& expert,
+                        std::byte* base) {
+  if (layout.input_scales_offset < 0) {
+    return;
+  }
+  constexpr float kNone = std::numeric_limits<float>::quiet_NaN();
+  auto* scales = reinterpret_cast<float*>(base + layout.input_scales_offset) + expert_idx * 2;
+  scales[0] = x_scale(expert, layout.gate_up.shape.num_parts == 2).value_or(kNone);
+  scales[1] = expert.down.input_scale.value_or(kNone);
+}
+
 // A global of 0 makes a matrix 0 whatever its bytes hold, NaN scales included; what is packed is
 // then zero codes and zero scales, a row of `zeros` read again and again.
 WeightMatrix without_dormant(const WeightMatrix& matrix, std::span<const std::byte> zeros) {
@@ -161,6 +213,7 @@ WeightMatrix without_dormant(const WeightMatrix& matrix, std::span<const std::by
     packed.row_stride_bytes = 0;
     packed.scales = zeros.data();
     packed.scale_row_stride_bytes = 0;
+    packed.zero_points = nullptr;
   }
   return packed;
 }
@@ -192,6 +245,7 @@ void pack_expert(const plan::PackedLayout& layout,
   globals[1] = expert.up.global_scale;
   globals[2] = expert.down.global_scale;
   globals[3] = 0.0F;
+  store_input_scales(layout, expert_idx, expert, base);
   store_biases(layout, expert_idx, expert, base);
 }
 

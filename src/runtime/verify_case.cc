@@ -292,6 +292,21 @@ constexpr Field kFields[] = {
     {"map",
      [](const VerifyCase& c) { return flag_text(c.problem.expert_map); },
      [](std::string_view t, VerifyCase& c) { return read_bool("map", t, c.problem.expert_map); }},
+    {"group_size",
+     [](const VerifyCase& c) { return count_text(c.problem.weight_group_size); },
+     [](std::string_view t, VerifyCase& c) {
+       return read_integer("group_size", t, c.problem.weight_group_size);
+     }},
+    {"row_offset",
+     [](const VerifyCase& c) { return count_text(c.problem.gate_up_row_offset); },
+     [](std::string_view t, VerifyCase& c) {
+       return read_integer("row_offset", t, c.problem.gate_up_row_offset);
+     }},
+    {"group_offset",
+     [](const VerifyCase& c) { return count_text(c.problem.down_group_offset); },
+     [](std::string_view t, VerifyCase& c) {
+       return read_integer("group_offset", t, c.problem.down_group_offset);
+     }},
     {"routing",
      [](const VerifyCase& c) { return routing_text(c.problem.routing); },
      [](std::string_view t, VerifyCase& c) { return read_routing(t, c.problem.routing); }},

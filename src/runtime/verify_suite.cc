@@ -223,6 +223,24 @@ void set_activation(const LevelRow& row, Problem& problem) {
   problem.activation.up_scale = level.up_scale;
 }
 
+// How weights lie on the grid of their scales takes turns from case to case: group sizes of formats
+// that have several, and one case in four is a shard that begins inside a group and a block.
+void set_grid(std::uint64_t index, Problem& problem) {
+  constexpr std::int64_t kGroupSizes[] = {0, 32, 64};
+  const FormatInfo& format = format_info(recipe_info(problem.recipe).weights);
+  if (format.element == DType::kI4) {
+    problem.weight_group_size = kGroupSizes[index % 3];
+  }
+  if (format.scale.has_value() && index % 4 == 3) {
+    const std::int64_t group =
+        problem.weight_group_size != 0 ? problem.weight_group_size : format.group_size;
+    const auto steps = static_cast<std::uint64_t>(group / kExtentMultiple);
+    problem.down_group_offset = static_cast<std::int64_t>(index / 4 % steps) * kExtentMultiple;
+    problem.gate_up_row_offset =
+        format.group_rows == 1 ? 0 : static_cast<std::int64_t>(index % 128);
+  }
+}
+
 void set_routes(const LevelRow& row, Problem& problem, Quirks& quirks) {
   const RouteLevel& level = chosen(kRouteLevels, row, Factor::kRoutes);
   quirks.routes = level.routes;
@@ -278,7 +296,7 @@ CoveringProblem suite_problem(VerifySuite suite) {
   const auto set = [&problem](Factor factor, std::size_t levels) {
     problem.num_levels[static_cast<std::size_t>(factor)] = static_cast<int>(levels);
   };
-  set(Factor::kRecipe, 3);  // those that a CPU serves
+  set(Factor::kRecipe, kRecipes.size());
   set(Factor::kActivation, std::size(kActivations));
   set(Factor::kRowOrder, 3);
   set(Factor::kBias, std::size(kBiases));
@@ -331,6 +349,7 @@ VerifyCase suite_case(VerifySuite suite, const LevelRow& row, std::uint64_t inde
     problem.router_experts =
         std::min(kMaxExperts, problem.num_experts + problem.num_experts / 3 + 1);
   }
+  set_grid(index, problem);
   Quirks quirks;
   quirks.weights = chosen(kWeightLevels, row, Factor::kWeights);
   quirks.biases = bias.quirk;

@@ -26,13 +26,20 @@ struct MatrixShape {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   float deviation = 1.0F;  // wanted of a weight
+  std::int64_t row_offset = 0;
+  std::int64_t group_offset = 0;
 };
+
+bool is_shard(const Problem& problem) {
+  return problem.gate_up_row_offset != 0 || problem.down_group_offset != 0;
+}
 
 class Generator {
  public:
   Generator(const VerifyCase& verify_case, const Quirks& quirks, CaseWeights& weights)
       : problem_(verify_case.problem),
         format_(recipe_info(verify_case.problem.recipe).weights),
+        info_(format_info(format_)),
         quirks_(quirks),
         weights_(weights),
         random_(verify_case.seed * 0x2545F4914F6CDD1DU + 1) {}
@@ -52,6 +59,7 @@ class Generator {
     for (std::int64_t e = 0; e < problem_.num_experts; ++e) {
       ExpertWeights expert = sets[static_cast<std::size_t>(e % distinct)];
       vary_globals(expert);
+      draw_input_scales(expert, e);
       if (quirks_.weights == WeightQuirk::kDormantExpert && e % 2 == 1) {
         make_dormant(expert, e / 2 % 4);
       }
@@ -70,13 +78,16 @@ class Generator {
     // h has a deviation of 1.5: both sides of every activation, some values beyond a limit.
     return {problem_.intermediate_size,
             problem_.hidden_size,
-            1.5F / std::sqrt(static_cast<float>(problem_.hidden_size))};
+            1.5F / std::sqrt(static_cast<float>(problem_.hidden_size)),
+            problem_.gate_up_row_offset};
   }
 
   [[nodiscard]] MatrixShape down_shape() const {
     return {problem_.hidden_size,
             problem_.intermediate_size,
-            1.0F / std::sqrt(static_cast<float>(problem_.intermediate_size))};
+            1.0F / std::sqrt(static_cast<float>(problem_.intermediate_size)),
+            0,
+            problem_.down_group_offset};
   }
 
   std::byte* allocate(std::int64_t bytes) {
@@ -90,31 +101,38 @@ class Generator {
     matrix.rows = shape.rows;
     matrix.cols = shape.cols;
     const std::int64_t gap = quirks_.views == ViewQuirk::kStrided ? kRowGap : 0;
+    matrix.group_size = problem_.weight_group_size;
+    matrix.group_row_offset = shape.row_offset;
+    matrix.group_offset = shape.group_offset;
     const std::int64_t code_bytes = code_row_bytes(format_, shape.cols);
-    const std::int64_t scale_bytes = num_scale_cols(matrix);
+    const std::int64_t scale_bytes = num_scale_cols(matrix) * scale_elem_bytes(matrix);
+    const std::int64_t scale_rows = num_scale_rows(matrix);
     matrix.row_stride_bytes = code_bytes + gap;
     matrix.scale_row_stride_bytes = scale_bytes == 0 ? 0 : scale_bytes + gap;
     const std::size_t values = static_cast<std::size_t>(shape.rows * code_bytes);
     std::vector<std::byte> codes(values);
-    std::vector<std::byte> scales(static_cast<std::size_t>(shape.rows * scale_bytes));
+    std::vector<std::byte> scales(static_cast<std::size_t>(scale_rows * scale_bytes));
     if (encoded()) {
       MOEKIT_RETURN_IF_ERROR(encode(shape, codes, scales, matrix.global_scale));
     } else {
       draw(shape, codes, scales, matrix.global_scale);
+      draw_zero_points(matrix);
     }
     if (quirks_.weights == WeightQuirk::kTransposed) {
       transpose(codes, matrix);
       return matrix;
     }
     matrix.codes = spread(codes, shape.rows, code_bytes, gap);
-    matrix.scales = scale_bytes == 0 ? nullptr : spread(scales, shape.rows, scale_bytes, gap);
+    matrix.scales = scale_bytes == 0 ? nullptr : spread(scales, scale_rows, scale_bytes, gap);
     return matrix;
   }
 
   [[nodiscard]] bool encoded() const {
-    return format_ == Format::kBf16 || quirks_.weights == WeightQuirk::kEncoded ||
-           quirks_.weights == WeightQuirk::kUnequalGlobals ||
-           quirks_.weights == WeightQuirk::kDormantExpert;
+    const bool quirk_encodes = quirks_.weights == WeightQuirk::kEncoded ||
+                               quirks_.weights == WeightQuirk::kUnequalGlobals ||
+                               quirks_.weights == WeightQuirk::kDormantExpert;
+    // What a shard holds of its first groups was encoded with the rest of the layer: drawn instead.
+    return format_ == Format::kBf16 || (quirk_encodes && !is_shard(problem_));
   }
 
   Status encode(const MatrixShape& shape,
@@ -134,7 +152,7 @@ class Generator {
         values[i] = i % 2 == 0 ? 0.0F : -0.0F;
       }
     }
-    EncodedWeights encoding{codes, scales, 1.0F};
+    EncodedWeights encoding{codes, scales, 1.0F, problem_.weight_group_size};
     MOEKIT_RETURN_IF_ERROR(encode_weights(format_, values, shape.rows, encoding));
     global = encoding.global_scale;
     return {};
@@ -147,6 +165,13 @@ class Generator {
             float& global) {
     for (std::byte& code : codes) {
       code = static_cast<std::byte>(random_.next());
+      if (info_.element == DType::kE4m3 && (code & std::byte{0x7F}) == std::byte{0x7F}) {
+        code = std::byte{0x7E};
+      }
+    }
+    if (info_.scale == DType::kF32 || info_.scale == DType::kBf16) {
+      draw_wide_scales(shape, scales);
+      return;
     }
     const float step = shape.deviation / kCodeDeviation;
     const int exponent = 127 + static_cast<int>(std::floor(std::log2(step)));
@@ -158,6 +183,67 @@ class Generator {
     }
     if (format_ == Format::kNvfp4) {
       global = step / typical_e4m3();
+    }
+  }
+
+  // f32 for blocks of E4M3, bf16 for int4.
+  void draw_wide_scales(const MatrixShape& shape, std::vector<std::byte>& scales) {
+    const bool is_f32 = info_.scale == DType::kF32;
+    // Root mean square of evenly drawn codes: E4M3 125, four-bit integers about 7.
+    const float step = shape.deviation / (is_f32 ? 125.0F : 7.0F);
+    const std::size_t bytes = is_f32 ? 4 : 2;
+    for (std::size_t at = 0; at < scales.size(); at += bytes) {
+      float scale = draw_wide_scale(step);
+      if (quirks_.weights == WeightQuirk::kZeroScales && at / bytes % 3 == 0) {
+        scale = at / bytes % 2 == 0 ? 0.0F : -0.0F;
+      }
+      const std::uint16_t half = device::bf16_from_f32(scale);
+      if (is_f32) {
+        std::memcpy(scales.data() + at, &scale, sizeof scale);
+      } else {
+        std::memcpy(scales.data() + at, &half, sizeof half);
+      }
+    }
+  }
+
+  float draw_wide_scale(float step) {
+    const float scale = step * (0.25F + random_.uniform());
+    switch (quirks_.weights) {
+      case WeightQuirk::kSubnormalScales:
+        return random_.below(4) == 0 ? std::ldexp(scale, -124) : scale;
+      case WeightQuirk::kWideScales:
+        return std::ldexp(scale, -static_cast<int>(random_.below(120)));
+      default:
+        return scale;
+    }
+  }
+
+  // Every legal zero point, in rows of their own stride; half of the matrices have none.
+  void draw_zero_points(WeightMatrix& matrix) {
+    if (info_.element != DType::kI4 || random_.below(2) == 0) {
+      return;
+    }
+    const std::int64_t cols = num_scale_cols(matrix);
+    matrix.zero_point_row_stride = cols + (quirks_.views == ViewQuirk::kStrided ? kRowGap : 0);
+    const std::int64_t bytes = matrix.rows * matrix.zero_point_row_stride;
+    std::byte* out = allocate(bytes);
+    for (std::int64_t i = 0; i < bytes; ++i) {
+      const bool inside = i % matrix.zero_point_row_stride < cols;
+      out[i] = static_cast<std::byte>(inside ? random_.below(17) : 0xEE);
+    }
+    matrix.zero_points = reinterpret_cast<const std::uint8_t*>(out);
+  }
+
+  // About what calibration finds for x of deviation 1 and intermediates of a few units; gate and up
+  // differ. With zero scales every fifth expert's are 0.
+  void draw_input_scales(ExpertWeights& expert, std::int64_t expert_idx) {
+    if (!quantizer_info(recipe_info(problem_.recipe).quantizer).needs_input_scale) {
+      return;
+    }
+    const bool zero = quirks_.weights == WeightQuirk::kZeroScales && expert_idx % 5 == 1;
+    for (WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+      const float scale = 0.0015F * std::pow(10.0F, (random_.uniform() - 0.5F) * 0.8F);
+      matrix->input_scale = zero ? 0.0F : scale * (matrix == &expert.down ? 3.0F : 1.0F);
     }
   }
 
@@ -199,7 +285,7 @@ class Generator {
   void blank_groups(const MatrixShape& shape,
                     std::vector<std::byte>& codes,
                     std::vector<std::byte>& scales) {
-    const std::int64_t group_bytes = format_info(format_).group_size / 2;
+    const std::int64_t group_bytes = info_.group_size / 2;
     const std::int64_t code_bytes = code_row_bytes(format_, shape.cols);
     const std::int64_t scale_cols = static_cast<std::int64_t>(scales.size()) / shape.rows;
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(scales.size()); i += 3) {
@@ -244,7 +330,7 @@ class Generator {
 
   void vary_globals(ExpertWeights& expert) {
     const bool unequal = quirks_.weights == WeightQuirk::kUnequalGlobals;
-    if (format_ == Format::kBf16 || (format_ == Format::kMxfp4 && !unequal)) {
+    if (format_ == Format::kBf16 || (!info_.has_global_scale && !unequal)) {
       return;
     }
     for (WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
@@ -273,7 +359,7 @@ class Generator {
     std::byte* scales = allocate(matrix.rows * matrix.scale_row_stride_bytes);
     std::fill_n(scales,
                 matrix.rows * matrix.scale_row_stride_bytes,
-                format_ == Format::kNvfp4 ? std::byte{0x7F} : std::byte{0xFF});
+                info_.scale == DType::kE4m3 ? std::byte{0x7F} : std::byte{0xFF});
     matrix.scales = scales;
   }
 
@@ -313,6 +399,7 @@ class Generator {
 
   const Problem& problem_;
   Format format_;
+  const FormatInfo& info_;
   const Quirks& quirks_;
   CaseWeights& weights_;
   Random random_;
@@ -346,9 +433,11 @@ class Fuser {
     FusedExperts fused;
     fused.format = first.up.format;
     std::byte* gate_up = allocate(gate_up_rows * code_bytes(first.up));
-    std::byte* gate_up_scales = allocate(gate_up_rows * num_scale_cols(first.up));
+    std::byte* gate_up_scales = allocate(gate_up_rows * scale_row_bytes(first.up));
     std::byte* down = allocate(down_rows * code_bytes(first.down));
-    std::byte* down_scales = allocate(down_rows * num_scale_cols(first.down));
+    std::byte* down_scales = allocate(down_rows * scale_row_bytes(first.down));
+    const Rows gate_up_to{gate_up, gate_up_scales, zero_points(first.up, gate_up_rows)};
+    const Rows down_to{down, down_scales, zero_points(first.down, down_rows)};
     fused.gate_up_bias = make_bias(first.up_bias, gate_up_rows);
     fused.down_bias = make_bias(first.down_bias, down_rows);
     for (std::int64_t e = 0; e < problem_.num_experts; ++e) {
@@ -356,24 +445,37 @@ class Fuser {
       const std::int64_t base = e * num_gate_up_rows(problem_);
       for (std::int64_t r = 0; r < problem_.intermediate_size; ++r) {
         const std::int64_t up_row = base + fused_row(problem_, false, r);
-        copy_row(expert.up, r, gate_up, gate_up_scales, up_row);
+        copy_row(expert.up, r, gate_up_to, up_row);
         copy_bias(expert.up_bias, r, fused.gate_up_bias, up_row);
         if (activation_is_gated(problem_.activation.kind)) {
           const std::int64_t gate_row = base + fused_row(problem_, true, r);
-          copy_row(expert.gate, r, gate_up, gate_up_scales, gate_row);
+          copy_row(expert.gate, r, gate_up_to, gate_row);
           copy_bias(expert.gate_bias, r, fused.gate_up_bias, gate_row);
         }
       }
       for (std::int64_t r = 0; r < problem_.hidden_size; ++r) {
-        copy_row(expert.down, r, down, down_scales, e * problem_.hidden_size + r);
+        copy_row(expert.down, r, down_to, e * problem_.hidden_size + r);
         copy_bias(expert.down_bias, r, fused.down_bias, e * problem_.hidden_size + r);
       }
+      copy_blocks(expert, e, gate_up_to, down_to);
+      gate_inputs_.push_back(expert.gate.input_scale.value_or(0.0F));
+      up_inputs_.push_back(expert.up.input_scale.value_or(0.0F));
+      down_inputs_.push_back(expert.down.input_scale.value_or(0.0F));
       gate_globals_.push_back(expert.gate.global_scale);
       up_globals_.push_back(expert.up.global_scale);
       down_globals_.push_back(expert.down.global_scale);
     }
     fused.gate_up_codes = gate_up;
     fused.down_codes = down;
+    fused.group_size = first.up.group_size;
+    fused.scale_dtype = first.up.scale_dtype;
+    fused.gate_up_zero_points = reinterpret_cast<const std::uint8_t*>(gate_up_to.zero_points);
+    fused.down_zero_points = reinterpret_cast<const std::uint8_t*>(down_to.zero_points);
+    if (first.up.input_scale.has_value()) {
+      fused.gate_input_scales = gate_inputs_;
+      fused.up_input_scales = up_inputs_;
+      fused.down_input_scales = down_inputs_;
+    }
     if (format_info(fused.format).scale.has_value()) {
       fused.gate_up_scales = gate_up_scales;
       fused.down_scales = down_scales;
@@ -385,6 +487,62 @@ class Fuser {
   }
 
  private:
+  // Where the rows of one fused tensor go.
+  struct Rows {
+    std::byte* codes;
+    std::byte* scales;
+    std::byte* zero_points;  // null: the format has none
+  };
+
+  static std::int64_t scale_row_bytes(const WeightMatrix& matrix) {
+    return num_scale_cols(matrix) * scale_elem_bytes(matrix);
+  }
+
+  std::byte* zero_points(const WeightMatrix& matrix, std::int64_t rows) {
+    return format_info(matrix.format).element == DType::kI4
+               ? allocate(rows * num_scale_cols(matrix))
+               : nullptr;
+  }
+
+  // Scales of blocks of rows stand per projection, in the order of the rows.
+  void copy_blocks(const ExpertWeights& expert,
+                   std::int64_t expert_idx,
+                   const Rows& gate_up,
+                   const Rows& down) {
+    if (format_info(expert.up.format).group_rows == 1) {
+      return;
+    }
+    const bool gated = activation_is_gated(problem_.activation.kind);
+    const std::int64_t blocks = num_scale_rows(expert.up);
+    const std::int64_t parts = gated ? 2 : 1;
+    const bool up_first = !gated || problem_.row_order == RowOrder::kUpGate;
+    const std::int64_t base = expert_idx * parts * blocks;
+    copy_scale_rows(expert.up, gate_up.scales, base + (up_first ? 0 : blocks));
+    if (gated) {
+      copy_scale_rows(expert.gate, gate_up.scales, base + (up_first ? blocks : 0));
+    }
+    copy_scale_rows(expert.down, down.scales, expert_idx * num_scale_rows(expert.down));
+  }
+
+  static void copy_scale_rows(const WeightMatrix& matrix, std::byte* scales, std::int64_t to) {
+    for (std::int64_t row = 0; row < num_scale_rows(matrix); ++row) {
+      copy_scale_row(matrix, row, scales, to + row);
+    }
+  }
+
+  static void copy_scale_row(const WeightMatrix& matrix,
+                             std::int64_t row,
+                             std::byte* scales,
+                             std::int64_t to) {
+    const std::int64_t bytes = scale_row_bytes(matrix);
+    if (bytes != 0) {
+      std::memcpy(
+          scales + to * bytes,
+          static_cast<const std::byte*>(matrix.scales) + row * matrix.scale_row_stride_bytes,
+          static_cast<std::size_t>(bytes));
+    }
+  }
+
   static std::int64_t code_bytes(const WeightMatrix& matrix) {
     return code_row_bytes(matrix.format, matrix.cols);
   }
@@ -404,19 +562,24 @@ class Fuser {
 
   static void copy_row(const WeightMatrix& matrix,
                        std::int64_t row,
-                       std::byte* codes,
-                       std::byte* scales,
+                       const Rows& out,
                        std::int64_t to) {
     const std::int64_t bytes = code_bytes(matrix);
-    std::memcpy(codes + to * bytes,
+    std::memcpy(out.codes + to * bytes,
                 static_cast<const std::byte*>(matrix.codes) + row * matrix.row_stride_bytes,
                 static_cast<std::size_t>(bytes));
+    if (format_info(matrix.format).group_rows == 1) {
+      copy_scale_row(matrix, row, out.scales, to);
+    }
     const std::int64_t cols = num_scale_cols(matrix);
-    if (cols != 0) {
-      std::memcpy(
-          scales + to * cols,
-          static_cast<const std::byte*>(matrix.scales) + row * matrix.scale_row_stride_bytes,
-          static_cast<std::size_t>(cols));
+    if (out.zero_points != nullptr) {
+      for (std::int64_t group = 0; group < cols; ++group) {
+        const std::uint8_t middle = 8;
+        out.zero_points[to * cols + group] = static_cast<std::byte>(
+            matrix.zero_points == nullptr
+                ? middle
+                : matrix.zero_points[row * matrix.zero_point_row_stride + group]);
+      }
     }
   }
 
@@ -440,9 +603,17 @@ class Fuser {
   std::vector<float> gate_globals_;
   std::vector<float> up_globals_;
   std::vector<float> down_globals_;
+  std::vector<float> gate_inputs_;
+  std::vector<float> up_inputs_;
+  std::vector<float> down_inputs_;
 };
 
 bool can_be_fused(const Problem& problem, const Quirks& quirks) {
+  const FormatInfo& info = format_info(recipe_info(problem.recipe).weights);
+  // A fused tensor begins with whole groups, and rows of one scale block stand together.
+  if (is_shard(problem) || (info.group_rows > 1 && problem.row_order == RowOrder::kInterleaved)) {
+    return false;
+  }
   const std::int64_t bytes =
       problem.num_experts * 3 * problem.hidden_size *
       code_row_bytes(recipe_info(problem.recipe).weights, problem.intermediate_size);

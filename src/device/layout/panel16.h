@@ -22,12 +22,17 @@
 //
 // E4M3 scales are stored as E5M3 bytes (bias 10, no subnormals, 0 means 0): the same values, but
 // one shift and one multiply decode them without ever touching an f32 subnormal.
+//
+// Scales wider than a byte take 32 bits a row: a block is then one group, its line the f32 scales
+// of 16 rows. int4 keeps the zero point in the low five bits of that word, which an f32 widened
+// from bf16 or f16 leaves clear. E4M3 elements take two lines a step, one byte each, column by
+// column.
 
 #include "device/portable.h"
 
 namespace moekit::device {
 
-enum class Panel16Element : i32 { kBf16 = 0, kNvfp4 = 1, kMxfp4 = 2 };
+enum class Panel16Element : i32 { kBf16 = 0, kNvfp4 = 1, kMxfp4 = 2, kInt4 = 3, kE4m3 = 4 };
 
 /// One packed unit: `num_parts` matrices of equal shape whose panels alternate.
 struct Panel16Shape {
@@ -36,6 +41,7 @@ struct Panel16Shape {
   i64 cols = 0;
   i64 num_parts = 1;
   i64 group_offset = 0;  // columns of the first scale group that lie before column 0
+  i64 group_cols = 0;    // columns that share a scale; 0: the element's own
 };
 
 struct Panel16Nibble {
@@ -51,13 +57,29 @@ constexpr i64 kPanel16LineBytes = 64;
 constexpr i64 kPanel16BlockGroups = 4;
 constexpr i64 kPanel16UnitAlignment = 256;
 
-/// Columns that share a scale; 0 without scales.
-constexpr i64 panel16_group_cols(Panel16Element element) {
-  return element == Panel16Element::kNvfp4 ? 16 : element == Panel16Element::kMxfp4 ? 32 : 0;
+/// Columns that share a scale, as the element's own format has it; 0 without scales.
+constexpr i64 panel16_own_group_cols(Panel16Element element) {
+  return element == Panel16Element::kNvfp4   ? 16
+         : element == Panel16Element::kMxfp4 ? 32
+         : element == Panel16Element::kBf16  ? 0
+                                             : 128;
 }
 
-constexpr i64 panel16_steps_per_block(Panel16Element element) {
-  return kPanel16BlockGroups * panel16_group_cols(element) / kPanel16StepCols;
+constexpr i64 panel16_group_cols(const Panel16Shape& shape) {
+  return shape.group_cols != 0 ? shape.group_cols : panel16_own_group_cols(shape.element);
+}
+
+/// Scales of four bytes a row, with a line of their own for each group.
+constexpr bool panel16_has_wide_scales(Panel16Element element) {
+  return element == Panel16Element::kInt4 || element == Panel16Element::kE4m3;
+}
+
+constexpr i64 panel16_block_groups(Panel16Element element) {
+  return panel16_has_wide_scales(element) ? 1 : kPanel16BlockGroups;
+}
+
+constexpr i64 panel16_steps_per_block(const Panel16Shape& shape) {
+  return panel16_block_groups(shape.element) * panel16_group_cols(shape) / kPanel16StepCols;
 }
 
 /// Zero columns in front of column 0 inside the first stored step.
@@ -78,11 +100,13 @@ constexpr i64 panel16_num_blocks(const Panel16Shape& shape) {
   return shape.element == Panel16Element::kBf16
              ? 0
              : ceil_div(panel16_first_step(shape) + panel16_num_steps(shape),
-                        panel16_steps_per_block(shape.element));
+                        panel16_steps_per_block(shape));
 }
 
 constexpr i64 panel16_step_bytes(Panel16Element element) {
-  return element == Panel16Element::kBf16 ? 4 * kPanel16LineBytes : kPanel16LineBytes;
+  return element == Panel16Element::kBf16   ? 4 * kPanel16LineBytes
+         : element == Panel16Element::kE4m3 ? 2 * kPanel16LineBytes
+                                            : kPanel16LineBytes;
 }
 
 constexpr i64 panel16_panel_bytes(const Panel16Shape& shape) {
@@ -106,8 +130,9 @@ constexpr i64 panel16_unit_bytes(const Panel16Shape& shape) {
 
 /// Where the line of `step` (counted from the first scale group) begins within a panel of codes.
 constexpr i64 panel16_code_line(const Panel16Shape& shape, i64 step) {
-  const i64 scale_lines = step / panel16_steps_per_block(shape.element) + 1;
-  return (scale_lines + step - panel16_first_step(shape)) * kPanel16LineBytes;
+  const i64 scale_lines = step / panel16_steps_per_block(shape) + 1;
+  return scale_lines * kPanel16LineBytes +
+         (step - panel16_first_step(shape)) * panel16_step_bytes(shape.element);
 }
 
 /// Where the 4-bit code of (row in panel, column) lies within its panel.
@@ -120,13 +145,38 @@ constexpr Panel16Nibble panel16_code_position(const Panel16Shape& shape, i64 row
           static_cast<i32>(pair % 2) * 4};
 }
 
-/// Where the scale byte of (row in panel, group) lies within its panel.
+/// Where the E4M3 element of (row in panel, column) lies within its panel.
+constexpr i64 panel16_e4m3_position(const Panel16Shape& shape, i64 row, i64 col) {
+  const i64 absolute = shape.group_offset + col;
+  return panel16_code_line(shape, absolute / kPanel16StepCols) +
+         absolute % kPanel16StepCols * kPanel16Rows + row;
+}
+
+/// Where the scale (one byte, or four) of (row in panel, group) lies within its panel.
 constexpr i64 panel16_scale_position(const Panel16Shape& shape, i64 row, i64 group) {
-  const i64 block = group / kPanel16BlockGroups;
-  const i64 block_step = block * panel16_steps_per_block(shape.element);
+  const i64 block_groups = panel16_block_groups(shape.element);
+  const i64 block = group / block_groups;
+  const i64 block_step = block * panel16_steps_per_block(shape);
   const i64 steps_before = block_step - panel16_first_step(shape);
-  return (block + (steps_before > 0 ? steps_before : 0)) * kPanel16LineBytes +
-         (group % kPanel16BlockGroups) * kPanel16Rows + row;
+  return block * kPanel16LineBytes +
+         (steps_before > 0 ? steps_before : 0) * panel16_step_bytes(shape.element) +
+         ((group % block_groups) * kPanel16Rows + row) *
+             (panel16_has_wide_scales(shape.element) ? 4 : 1);
+}
+
+// A scale that came from bf16 or f16 has these bits of its f32 clear.
+constexpr u32 kPanel16ZeroPointBits = 0x1FU;
+
+constexpr u32 panel16_int4_word(float scale, u32 zero_point) {
+  return bits_of(scale) | zero_point;
+}
+
+constexpr float panel16_int4_scale(u32 word) {
+  return float_of(word & ~kPanel16ZeroPointBits);
+}
+
+constexpr u32 panel16_int4_zero_point(u32 word) {
+  return word & kPanel16ZeroPointBits;
 }
 
 /// Byte offset of the bf16 element (row in panel, column) within its panel.
