@@ -246,15 +246,16 @@ TEST(Formats, LargestMagnitudeZeroAndNearTheSmallest) {
           }
           auto& codes = storage.emplace_back(static_cast<std::size_t>(
               matrix->rows * code_row_bytes(matrix->format, matrix->cols)));
-          auto& scales = storage.emplace_back(
-              static_cast<std::size_t>(matrix->rows * num_scale_cols(*matrix)));
+          auto& scales = storage.emplace_back(static_cast<std::size_t>(
+              num_scale_rows(*matrix) * num_scale_cols(*matrix) * scale_elem_bytes(*matrix)));
           EncodedWeights encoded{codes, scales, 1.0F};
           const Status status = encode_weights(matrix->format, values, matrix->rows, encoded);
           ASSERT_TRUE(status.ok()) << status.to_string();
           matrix->codes = codes.data();
           matrix->row_stride_bytes = code_row_bytes(matrix->format, matrix->cols);
           matrix->scales = scales.empty() ? nullptr : scales.data();
-          matrix->scale_row_stride_bytes = num_scale_cols(*matrix);
+          matrix->scale_row_stride_bytes = num_scale_cols(*matrix) * scale_elem_bytes(*matrix);
+          matrix->zero_points = nullptr;
           matrix->global_scale = encoded.global_scale;
         }
       }
