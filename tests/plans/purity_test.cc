@@ -109,8 +109,8 @@ TEST(Purity, JsonRoundTripGivesTheSameText) {
 }
 
 TEST(Purity, PlanningTakesLessThanAMillisecond) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer's time is not the planner's";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
+  GTEST_SKIP() << "the time of a sanitizer or of unoptimised code is not the planner's";
 #else
   using Clock = std::chrono::steady_clock;
   double worst = 0.0;
@@ -133,6 +133,7 @@ TEST(Purity, PlanningTakesLessThanAMillisecond) {
       slowest = row.device + " " + row.recipe;
     }
   }
+  RecordProperty("worst_us", static_cast<int>(worst));
   EXPECT_LT(worst, 1000.0) << slowest;
 #endif
 }
