@@ -40,6 +40,8 @@ std::string message(const Status& status) {
 
 TEST(Shards, ColumnsTileTheIntermediateForEverySize) {
   int checked = 0;
+  const DeviceDescriptor devices[] = {
+      host_cpu(), device_from_name("sm_90a").value(), device_from_name("sm_120a").value()};
   for (const std::int64_t width : {8, 64, 112, 176, 232, 312, 352, 1408, 2048, 2880, 14336}) {
     Problem problem = glm();
     problem.intermediate_size = width;
@@ -52,7 +54,9 @@ TEST(Shards, ColumnsTileTheIntermediateForEverySize) {
         EXPECT_LE(columns.end - columns.begin, (width / size / 8 + 1) * 8);
         const Problem local = local_problem(problem, tp(rank, size)).value();
         EXPECT_EQ(local.down_group_offset, columns.begin % 16);
-        EXPECT_TRUE(make_plan(local, host_cpu()).has_value());
+        for (const DeviceDescriptor& device : devices) {
+          EXPECT_TRUE(make_plan(local, device).has_value());
+        }
         expected = columns.end;
         ++checked;
       }
