@@ -31,6 +31,12 @@ constexpr const char* kLayers[] = {
     "recipe=w4a16_nvfp4 h=112 i=232 e=16 k=6 m=3 activation=relu2 bias=down shared=f32 seed=23",
     // Mixtral: 4096, 14336, 8 experts, top-2
     "recipe=w16a16 h=128 i=224 e=8 k=2 m=6 bias=both scaling=2.5@sum seed=24",
+    // The quantising recipes and formats with wide scales, in the shape of GLM-5.2
+    "recipe=w4a4_nvfp4 h=96 i=128 e=8 k=4 m=3 seed=25",
+    "recipe=w4a8_mxfp4 h=96 i=256 e=8 k=4 m=3 seed=26",
+    "recipe=w4a8_nvfp4 h=96 i=136 e=8 k=4 m=3 bias=both seed=27",
+    "recipe=w8a8_fp8_block128 h=136 i=512 e=8 k=3 m=2 seed=28",
+    "recipe=w4a16_int4 h=96 i=264 e=8 k=4 m=3 bias=both seed=29",
 };
 
 // f32 [tokens, hidden] of one rank (or of the whole layer), judged by the oracle.
