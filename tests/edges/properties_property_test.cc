@@ -197,9 +197,10 @@ TEST(Properties, ChunksChangeNoBitInSlotOrder) {
 }
 
 TEST(Properties, LargerCapacityChangesNoBitOfABatchInvariantPlan) {
-  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4", "w16a16"}) {
-    LayerUnderTest layer = LayerUnderTest::make(
-        std::string("h=136 i=72 e=8 k=3 m=33 batch_invariant=1 recipe=") + recipe);
+  for (const RecipeInfo& info : kRecipes) {
+    const std::string recipe(info.name);
+    LayerUnderTest layer =
+        LayerUnderTest::make("h=136 i=72 e=8 k=3 m=33 batch_invariant=1 recipe=" + recipe);
     const std::vector<float> out = layer.run_verified();
     layer.problem().num_tokens = 300;
     layer.prepare();
