@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "moekit/format.h"
@@ -98,7 +99,8 @@ struct PrepareOptions {
   /// Where to pack; empty: the library allocates. Must be aligned to kPackedAlignment and hold
   /// plan.prepare().packed_bytes.
   std::span<std::byte> destination{};
-  /// Called after each expert; returning false cancels with kFailedPrecondition.
+  /// Called after each expert; returning false cancels with kFailedPrecondition, an exception ends
+  /// the call with kInternal. The destination then holds part of the layer.
   std::function<bool(const PrepareProgress&)> progress{};
   int num_threads = 0;  // 0: all
 };
@@ -141,6 +143,28 @@ class PackedExperts {
 [[nodiscard]] Result<PackedExperts> prepare(const Plan& plan,
                                             const ExpertsSource& source,
                                             const PrepareOptions& options = {}) noexcept;
+
+/// Writes packed experts to a file that map_packed_experts takes: temporary file, fsync, rename.
+///
+/// Errors  kInvalidArgument  nothing prepared, or memory of a device
+///         kIo               the folder or disk refused
+[[nodiscard]] Status save_packed_experts(const PackedExperts& packed,
+                                         std::string_view path) noexcept;
+
+/// Whether mapping reads every byte once to compare the file's checksum.
+enum class PackedFileCheck : std::uint8_t { kHeader, kHeaderAndBytes };
+
+/// Maps a saved file read-only; nothing is copied, and processes share the pages. The bytes are as
+/// stable as the file: whoever truncates it while it is mapped makes later reads fault.
+///
+/// Errors  kInvalidArgument    not such a file, another schema, truncated, a checksum that differs
+///         kFailedPrecondition another layout_id, number of experts or set of biases than the
+///                             plan's, naming both
+///         kIo                 a path that cannot be opened or mapped
+[[nodiscard]] Result<PackedExperts> map_packed_experts(
+    const Plan& plan,
+    std::string_view path,
+    PackedFileCheck check = PackedFileCheck::kHeaderAndBytes) noexcept;
 
 /// Reads one expert back out of the packed layout, codes and scales without gaps: the inverse of
 /// prepare. The matrices view `storage`, which is filled.

@@ -14,7 +14,7 @@
 
 namespace moekit::base {
 
-/// Returns body(); an exception becomes kOutOfMemory (bad_alloc) or kInternal.
+/// Returns body(); an exception becomes kOutOfMemory (bad_alloc) or kInternal, whatever its type.
 template <typename Body>
 [[nodiscard]] auto at_border(Body&& body) noexcept -> decltype(body()) {
   try {
@@ -23,6 +23,8 @@ template <typename Body>
     return out_of_memory("host memory allocation failed");
   } catch (const std::exception& error) {
     return internal_error(cat("unexpected exception: ", error.what()));
+  } catch (...) {  // a caller's callback may throw anything
+    return internal_error("unexpected exception of a type that is no std::exception");
   }
 }
 

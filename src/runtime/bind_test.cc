@@ -21,23 +21,33 @@ namespace {
 std::atomic<std::int64_t> num_allocations{0};
 }  // namespace
 
+// glibc's, declared by a header of its own.
+extern "C" std::size_t malloc_usable_size(void* memory) noexcept;
+
 // The pair below is malloc and free on both sides; the compiler sees only one of them inlined.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 void* operator new(std::size_t size) {
   num_allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(size == 0 ? 1 : size); memory != nullptr) {
+    using moekit::HeapCount;
+    const auto bytes = static_cast<std::int64_t>(::malloc_usable_size(memory));
+    const std::int64_t live = HeapCount::live.fetch_add(bytes) + bytes;
+    std::int64_t most = HeapCount::most.load();
+    while (live > most && !HeapCount::most.compare_exchange_weak(most, live)) {
+    }
     return memory;
   }
   throw std::bad_alloc();
 }
 
 void operator delete(void* memory) noexcept {
+  moekit::HeapCount::live.fetch_sub(static_cast<std::int64_t>(::malloc_usable_size(memory)));
   std::free(memory);
 }
 
 void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
+  operator delete(memory);
 }
 
 namespace moekit {

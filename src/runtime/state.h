@@ -12,6 +12,7 @@
 #include "moekit/experts.h"
 #include "moekit/runtime.h"
 
+#include "base/files.h"
 #include "base/thread_pool.h"
 #include "plan/packed_layout.h"
 #include "runtime/cuda_runtime.h"
@@ -40,6 +41,7 @@ struct PackedExperts::State {
   bool on_device = false;
   cuda::DeviceBuffer device_memory{};  // empty where the caller gave the destination
   std::int64_t peak_extra_bytes = 0;
+  std::shared_ptr<base::MappedFile> mapped{};  // of a saved file: `base` must not be written
 };
 
 }  // namespace moekit

@@ -3,6 +3,7 @@
 
 // A small random layer that owns its memory, for the tests of prepare, bind and run.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -40,6 +41,23 @@ class AlignedBytes {
 
   std::unique_ptr<std::byte, Free> memory_;
   std::size_t size_;
+};
+
+/// Live and largest bytes of operator new in this test program, counted in bind_test.cc.
+struct HeapCount {
+  static inline std::atomic<std::int64_t> live{0};
+  static inline std::atomic<std::int64_t> most{0};
+};
+
+/// The most that was live beyond what was live when it was made.
+class HeapPeak {
+ public:
+  HeapPeak() : start_(HeapCount::live.load()) { HeapCount::most.store(start_); }
+
+  [[nodiscard]] std::int64_t bytes() const { return HeapCount::most.load() - start_; }
+
+ private:
+  std::int64_t start_;
 };
 
 struct TestLayer {

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// prepare as an engine uses it: saved and mapped again, reloaded in place under a live binding,
+// cancelled, and within its memory.
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "runtime/test_layer.h"
+
+namespace moekit {
+namespace {
+
+namespace fs = std::filesystem;
+
+Problem problem_of(Recipe recipe, bool bias = false) {
+  Problem problem;
+  problem.num_tokens = 4;
+  problem.num_experts = 3;
+  problem.top_k = 2;
+  problem.hidden_size = 96;
+  problem.intermediate_size = 64;
+  problem.recipe = recipe;
+  problem.gate_up_bias = bias;
+  return problem;
+}
+
+std::string scratch_file(const std::string& name) {
+  return testing::TempDir() + "moekit_" + std::to_string(::getpid()) + "_" + name;
+}
+
+std::vector<std::byte> copy_of(const PackedExperts& packed) {
+  return {packed.bytes().begin(), packed.bytes().end()};
+}
+
+/// The output of one call over `experts`, tokens of ones.
+std::vector<std::uint16_t> run_once(const Plan& plan, const PackedExperts& experts) {
+  const Problem& problem = plan.problem();
+  const std::int64_t tokens = problem.num_tokens;
+  const std::vector<std::uint16_t> x(static_cast<std::size_t>(tokens * problem.hidden_size),
+                                     0x3F80);
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = 0; i < tokens * problem.top_k; ++i) {
+    ids.push_back(static_cast<std::int32_t>(i % problem.num_experts));
+  }
+  const std::vector<float> weights(ids.size(), 0.5F);
+  std::vector<std::uint16_t> out(x.size());
+  RunArguments arguments;
+  arguments.x = matrix_view(x.data(), DType::kBf16, tokens, problem.hidden_size);
+  arguments.topk_ids = matrix_view(std::as_const(ids).data(), DType::kI32, tokens, problem.top_k);
+  arguments.topk_weights = matrix_view(weights.data(), DType::kF32, tokens, problem.top_k);
+  arguments.out = matrix_view(out.data(), DType::kBf16, tokens, problem.hidden_size);
+  Result<Runtime> runtime = Runtime::create({.num_threads = 1});
+  EXPECT_TRUE(runtime.has_value());
+  const AlignedBytes workspace(plan.workspace_bytes());
+  const Result<Binding> binding =
+      moekit::bind(*runtime, plan, experts, workspace.span(), arguments);
+  EXPECT_TRUE(binding.has_value()) << binding.status().to_string();
+  EXPECT_TRUE(run(*runtime, *binding).ok());
+  return out;
+}
+
+TEST(PackedFile, saved_and_mapped_experts_are_the_same_bytes_and_results) {
+  for (const Recipe recipe : {Recipe::kW4a16Nvfp4, Recipe::kW4a16Mxfp4, Recipe::kW16a16}) {
+    TestLayer layer(problem_of(recipe));
+    const Plan plan = *make_plan(layer.problem, host_cpu());
+    const PackedExperts packed = *prepare(plan, layer.source);
+    const std::string path = scratch_file("packed");
+    ASSERT_TRUE(save_packed_experts(packed, path).ok());
+    const Result<PackedExperts> mapped = map_packed_experts(plan, path);
+    ASSERT_TRUE(mapped.has_value()) << mapped.status().to_string();
+    fs::remove(path);  // the mapping keeps the file
+    EXPECT_EQ(mapped->layout_id(), packed.layout_id());
+    EXPECT_EQ(copy_of(*mapped), copy_of(packed));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(mapped->bytes().data()) % kPackedAlignment, 0U);
+    EXPECT_EQ(run_once(plan, *mapped), run_once(plan, packed));
+  }
+}
+
+TEST(PackedFile, another_layout_is_refused_naming_both) {
+  TestLayer layer(problem_of(Recipe::kW4a16Nvfp4));
+  const Plan plan = *make_plan(layer.problem, host_cpu());
+  const std::string path = scratch_file("layout");
+  ASSERT_TRUE(save_packed_experts(*prepare(plan, layer.source), path).ok());
+  Problem more = layer.problem;
+  more.num_experts = 4;
+  for (const Problem& other :
+       {problem_of(Recipe::kW4a16Mxfp4), more, problem_of(Recipe::kW4a16Nvfp4, true)}) {
+    const Plan needs = *make_plan(other, host_cpu());
+    const Status status = map_packed_experts(needs, path).status();
+    EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+    EXPECT_NE(status.message().find(plan->layout_id), std::string::npos) << status.to_string();
+    EXPECT_NE(status.message().find(needs->layout_id), std::string::npos) << status.to_string();
+  }
+  fs::remove(path);
+}
+
+TEST(PackedFile, every_damaged_byte_is_found) {
+  TestLayer layer(problem_of(Recipe::kW4a16Nvfp4));
+  const Plan plan = *make_plan(layer.problem, host_cpu());
+  const std::string path = scratch_file("damage");
+  ASSERT_TRUE(save_packed_experts(*prepare(plan, layer.source), path).ok());
+  std::ifstream file(path, std::ios::binary);
+  const std::string whole{std::istreambuf_iterator<char>(file), {}};
+  const std::size_t text = whole.find('\0');
+  ASSERT_GT(text, 64U);
+  ASSERT_GT(whole.size(), 4096U);
+  int tried = 0;
+  // Every byte of the header's text, then a stride of the content.
+  for (std::size_t at = 0; at < whole.size(); at += at < text ? 1 : at < 4096 ? 4096 - at : 997) {
+    if (at >= text && at < 4096) {
+      continue;
+    }
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x10);
+    std::ofstream(path, std::ios::binary) << damaged;
+    EXPECT_FALSE(map_packed_experts(plan, path).has_value()) << at;
+    ++tried;
+  }
+  EXPECT_GT(tried, 100);
+  for (const std::size_t size : {std::size_t{0}, text, std::size_t{4096}, whole.size() - 1}) {
+    std::ofstream(path, std::ios::binary) << whole.substr(0, size);
+    EXPECT_EQ(map_packed_experts(plan, path).status().code(), StatusCode::kInvalidArgument) << size;
+  }
+  EXPECT_EQ(map_packed_experts(plan, path + ".none").status().code(), StatusCode::kIo);
+  fs::remove(path);
+}
+
+TEST(PackedFile, nothing_prepared_and_unwritable_places_are_errors) {
+  EXPECT_EQ(save_packed_experts({}, scratch_file("none")).code(), StatusCode::kInvalidArgument);
+  TestLayer layer(problem_of(Recipe::kW4a16Nvfp4));
+  const Plan plan = *make_plan(layer.problem, host_cpu());
+  const PackedExperts packed = *prepare(plan, layer.source);
+  EXPECT_EQ(save_packed_experts(packed, scratch_file("no/such/folder")).code(), StatusCode::kIo);
+}
+
+// https://github.com/vllm-project/vllm/pull/48438: weights reloaded at other addresses.
+TEST(Prepare, report_c7_61_reload_in_place_serves_a_live_binding) {
+  TestLayer first(problem_of(Recipe::kW4a16Nvfp4), 1);
+  TestLayer second(problem_of(Recipe::kW4a16Nvfp4), 2);
+  const Plan plan = *make_plan(first.problem, host_cpu());
+  const AlignedBytes memory(plan->prepare.packed_bytes);
+  const PackedExperts packed = *prepare(plan, first.source, {.destination = memory.span()});
+  const std::vector<std::uint16_t> before = run_once(plan, packed);
+  // The same view of the same addresses now holds the second layer.
+  ASSERT_TRUE(prepare(plan, second.source, {.destination = memory.span()}).has_value());
+  const std::vector<std::uint16_t> after = run_once(plan, packed);
+  EXPECT_NE(before, after);
+  EXPECT_EQ(after, run_once(plan, *prepare(plan, second.source)));
+}
+
+TEST(Prepare, a_callback_cancels_or_throws_and_nothing_aborts) {
+  TestLayer layer(problem_of(Recipe::kW4a16Nvfp4));
+  const Plan plan = *make_plan(layer.problem, host_cpu());
+  const Status cancelled =
+      prepare(plan,
+              layer.source,
+              {.progress = [](const PrepareProgress& p) { return p.experts_done < 2; }})
+          .status();
+  EXPECT_EQ(cancelled.code(), StatusCode::kFailedPrecondition);
+  EXPECT_NE(cancelled.message().find("after 2 of 3 experts"), std::string::npos);
+  const auto throwing = [&](auto value) {
+    return prepare(plan, layer.source, {.progress = [value](const PrepareProgress&) -> bool {
+                     throw value;
+                   }})
+        .status();
+  };
+  EXPECT_EQ(throwing(7).code(), StatusCode::kInternal);
+  EXPECT_EQ(throwing(std::runtime_error("mine")).code(), StatusCode::kInternal);
+}
+
+// https://github.com/vllm-project/vllm/pull/47851: repacking doubles memory.
+TEST(Prepare, report_c7_54_memory_beyond_source_and_destination_is_bounded) {
+  Problem problem = problem_of(Recipe::kW4a16Nvfp4);
+  problem.num_experts = 16;
+  problem.hidden_size = 1024;
+  problem.intermediate_size = 512;
+  TestLayer layer(problem);
+  const Plan plan = *make_plan(problem, host_cpu());
+  const AlignedBytes memory(plan->prepare.packed_bytes);
+  const HeapPeak peak;  // operator new, everywhere in this program
+  ASSERT_TRUE(prepare(plan, layer.source, {.destination = memory.span()}).has_value());
+  const std::int64_t bytes = peak.bytes();
+  EXPECT_LE(bytes, std::int64_t{64} << 20);
+  // One expert packed is a seventeenth of this; a staged copy of one would show.
+  EXPECT_LT(bytes, plan->prepare.packed_bytes / 16);
+  EXPECT_GT(bytes, 0);
+}
+
+}  // namespace
+}  // namespace moekit
