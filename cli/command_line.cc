@@ -81,7 +81,7 @@ constexpr std::array kOptionRows{
     OptionRow{kCheckpoint,
               "--checkpoint",
               "PATH",
-              "a .safetensors file or a Hugging Face folder",
+              "a .safetensors or .gguf file or a Hugging Face folder",
               value_of<&L::checkpoint>},
     OptionRow{kCheckpoint, "--layer", "N", "MoE layer of the checkpoint", value_of<&L::layer>},
     OptionRow{
@@ -215,17 +215,42 @@ void describe(CLI::App& verb, KernelsOptions& options) {
   verb.add_option("--output", options.output, "of build: the bundle's folder")->option_text("DIR");
   verb.add_option("--threads", options.threads, "of build: compilers at a time (default all)")
       ->option_text("N")
+      ->check(natural_number())
       ->check(CLI::Range(1, 1024));
   verb.add_flag("--json", options.json, kJsonHelp);
 }
 
 void describe(CLI::App& verb, InspectOptions& options) {
   verb.description("Say what a checkpoint holds, what was inferred from where, what was ignored");
-  verb.add_option("checkpoint", options.checkpoint, "a .safetensors file or a Hugging Face folder")
+  verb.add_option(
+          "checkpoint", options.checkpoint, "a .safetensors or .gguf file or a Hugging Face folder")
       ->option_text("CHECKPOINT")
       ->required();
   verb.add_option("--layer", options.layer, "MoE layer to describe (default: the first)")
-      ->option_text("N");
+      ->option_text("N")
+      ->check(natural_number());
+  verb.add_flag("--json", options.json, kJsonHelp);
+}
+
+void describe(CLI::App& verb, QuantizeVerbOptions& options) {
+  verb.description("Write a BF16 checkpoint again with its routed experts in four bits");
+  verb.add_option("source", options.source, "a .safetensors file or a Hugging Face folder")
+      ->option_text("SOURCE")
+      ->required();
+  verb.add_option("--format", options.format, "nvfp4 or mxfp4")
+      ->option_text("F")
+      ->required()
+      ->check(CLI::IsMember({"nvfp4", "mxfp4"}));
+  verb.add_option("--output", options.output, "folder; an interrupted one is continued")
+      ->option_text("DIR")
+      ->required();
+  verb.add_option("--naming", options.naming, "modelopt (default) or compressed-tensors")
+      ->option_text("NAME")
+      ->check(CLI::IsMember({"modelopt", "compressed-tensors"}));
+  verb.add_option("--threads", options.threads, "matrices at a time (default all)")
+      ->option_text("N")
+      ->check(natural_number())
+      ->check(CLI::Range(1, 1024));
   verb.add_flag("--json", options.json, kJsonHelp);
 }
 
@@ -264,7 +289,8 @@ void describe(CLI::App& verb, VerifyOptions& options) {
       ->option_text("LINE");
   add_seed(verb, options.seed);
   verb.add_option("--jobs", options.jobs, "cases checked at a time (default: one per core)")
-      ->option_text("N");
+      ->option_text("N")
+      ->check(natural_number());
 }
 
 void describe(CLI::App& verb, BenchOptions& options) {
@@ -313,6 +339,7 @@ void add_verbs(CLI::App& app, Parsing& parsing) {
   add_verb(app, parsing, "verify", verify_verb);
   add_verb(app, parsing, "bench", bench_verb);
   add_verb(app, parsing, "kernels", kernels_verb);
+  add_verb(app, parsing, "quantize", quantize_verb);
 }
 
 /// CLI11 would say that a subcommand is missing, whatever stands in its place.

@@ -61,6 +61,15 @@ struct InspectOptions {
   bool json = false;
 };
 
+struct QuantizeVerbOptions {
+  std::string source{};
+  std::string format{};
+  std::string naming = "modelopt";
+  std::string output{};
+  std::optional<int> threads{};
+  bool json = false;
+};
+
 struct PlanOptions {
   LayerOptions layer{};
   std::optional<std::int64_t> tokens{};

@@ -18,6 +18,7 @@ namespace moekit::cli {
 [[nodiscard]] Result<ExitCode> run_verb(Console& console, const RunOptions& options);
 [[nodiscard]] Result<ExitCode> verify_verb(Console& console, const VerifyOptions& options);
 [[nodiscard]] Result<ExitCode> bench_verb(Console& console, const BenchOptions& options);
+[[nodiscard]] Result<ExitCode> quantize_verb(Console& console, const QuantizeVerbOptions& options);
 [[nodiscard]] Result<ExitCode> kernels_verb(Console& console, const KernelsOptions& options);
 
 }  // namespace moekit::cli

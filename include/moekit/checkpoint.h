@@ -6,6 +6,7 @@
 // the file before use.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -96,6 +97,8 @@ class Checkpoint {
 
   explicit Checkpoint(std::shared_ptr<const State> state) noexcept : state_(std::move(state)) {}
 
+  [[nodiscard]] const State* state() const noexcept { return state_.get(); }
+
  private:
   std::shared_ptr<const State> state_;
 };
@@ -114,6 +117,48 @@ struct TensorToWrite {
     std::string_view path,
     const std::vector<TensorToWrite>& tensors,
     const std::map<std::string, std::string>& metadata = {}) noexcept;
+
+/// Whose tensor names and configuration a quantised checkpoint gets.
+enum class QuantizedNaming : std::uint8_t { kModelopt, kCompressedTensors };
+
+struct QuantizeProgress {
+  std::int64_t matrices_done = 0;
+  std::int64_t num_matrices = 0;
+};
+
+struct QuantizeOptions {
+  Format format = Format::kNvfp4;  // kNvfp4 or kMxfp4
+  QuantizedNaming naming = QuantizedNaming::kModelopt;
+  /// Called between files; returning false cancels with kFailedPrecondition. Files that are whole
+  /// stay, and another call goes on behind them.
+  std::function<bool(const QuantizeProgress&)> progress{};
+  int num_threads = 0;  // 0: all
+};
+
+/// What became of the expert weights. Errors are those of the values as a reader decodes them.
+struct QuantizeReport {
+  std::int64_t num_layers = 0;
+  std::int64_t num_matrices = 0;
+  std::int64_t files_written = 0;
+  std::int64_t files_kept = 0;      // whole since an earlier, interrupted call
+  double relative_rms = 0.0;        // rms error of all weights / their rms
+  double worst_relative_rms = 0.0;  // of one matrix
+  std::string worst_matrix{};       // its tensor prefix
+};
+
+/// Writes `source` again with the routed experts of every MoE layer quantised, file by file under
+/// the same names; all other tensors are copied, whatever their dtype. Each file is written under a
+/// temporary name and renamed; index and configuration come last, so that an interrupted folder is
+/// no checkpoint yet. Holds the quantised tensors of one file in memory.
+///
+/// Errors  kUnsupported      experts that are not bf16, a format without an encoder here
+///         kInvalidArgument  no MoE layer, weights that are not finite, a file in `folder` that
+///         this
+///                           function did not write, `folder` the source's own
+///         kIo               the folder or disk refused
+[[nodiscard]] Result<QuantizeReport> quantize_checkpoint(const Checkpoint& source,
+                                                         std::string_view folder,
+                                                         const QuantizeOptions& options) noexcept;
 
 }  // namespace moekit
 

@@ -51,6 +51,7 @@ Status map_file(const std::string& folder,
   const std::string path = folder + "/" + name;
   MOEKIT_ASSIGN_OR_RETURN(base::MappedFile file, base::MappedFile::open(path));
   state.files.push_back(std::move(file));
+  state.file_names.push_back(name);
   return checkpoint::add_tensors(
       SourceFile{.name = name, .bytes = state.files.back().bytes()}, index, state);
 }
@@ -134,6 +135,7 @@ Status open_gguf(const std::string& folder, const std::string& name, Checkpoint:
   for (const std::string& part : gguf_parts(name)) {
     MOEKIT_ASSIGN_OR_RETURN(base::MappedFile file, base::MappedFile::open(folder + "/" + part));
     state.files.push_back(std::move(file));
+    state.file_names.push_back(part);
     MOEKIT_RETURN_IF_ERROR(
         checkpoint::add_gguf({.name = part, .bytes = state.files.back().bytes()}, state));
   }

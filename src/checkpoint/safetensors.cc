@@ -152,7 +152,7 @@ Result<LocatedEntry> read_entry(const json& fields, std::uint64_t available) {
   return located;
 }
 
-Status check_metadata(const json& metadata) {
+Status read_metadata(const json& metadata, SafetensorsContent& content) {
   if (!metadata.is_object()) {
     return invalid_argument("__metadata__ is not an object");
   }
@@ -160,6 +160,7 @@ Status check_metadata(const json& metadata) {
     if (!value.is_string()) {
       return invalid_argument(cat("__metadata__ ", printable(key), " is not a string"));
     }
+    content.metadata.emplace(key, value.get<std::string>());
   }
   return {};
 }
@@ -212,7 +213,7 @@ Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file) {
   std::vector<LocatedEntry> entries;
   for (const auto& [name, fields] : header->items()) {
     if (name == "__metadata__") {
-      MOEKIT_RETURN_IF_ERROR(check_metadata(fields));
+      MOEKIT_RETURN_IF_ERROR(read_metadata(fields, content));
       continue;
     }
     Result<LocatedEntry> located = read_entry(fields, stored.size());

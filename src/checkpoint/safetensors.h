@@ -54,6 +54,7 @@ struct TensorEntry {
 struct SafetensorsContent {
   std::vector<TensorEntry> tensors{};         // in file order
   std::vector<std::string> ignored_fields{};  // unknown fields of tensor entries
+  std::map<std::string, std::string> metadata{};
 };
 
 /// Reads the header of a whole file in memory; entries view `file`.
@@ -62,5 +63,13 @@ struct SafetensorsContent {
 ///                           unknown dtype, shape products past 2^63, offsets outside the file,
 ///                           sizes that do not fit shape and dtype, overlaps, holes, trailing bytes
 [[nodiscard]] Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file);
+
+/// Writes a file of these entries, widest elements first: temporary file, fsync, rename.
+///
+/// Errors  kIo               the folder or disk refused
+///         kInvalidArgument  duplicate names, text that is not UTF-8
+[[nodiscard]] Status write_entries(const std::string& path,
+                                   std::vector<TensorEntry> entries,
+                                   const std::map<std::string, std::string>& metadata);
 
 }  // namespace moekit::checkpoint

@@ -17,12 +17,7 @@ namespace {
 using base::cat;
 using checkpoint::ContainerDType;
 using checkpoint::printable;
-
-struct PlannedTensor {
-  const TensorToWrite* tensor = nullptr;
-  const ContainerDType* dtype = nullptr;
-  std::int64_t bytes = 0;
-};
+using checkpoint::TensorEntry;
 
 Result<const ContainerDType*> container_dtype(DType dtype) {
   for (const ContainerDType& row : checkpoint::kContainerDTypes) {
@@ -33,9 +28,9 @@ Result<const ContainerDType*> container_dtype(DType dtype) {
   return invalid_argument(cat("safetensors has no dtype for ", dtype_name(dtype)));
 }
 
-Result<PlannedTensor> plan_tensor(const TensorToWrite& tensor) {
+Result<TensorEntry> plan_tensor(const TensorToWrite& tensor) {
   const TensorView& view = tensor.view;
-  PlannedTensor planned{.tensor = &tensor};
+  TensorEntry planned{.name = tensor.name};
   MOEKIT_ASSIGN_OR_RETURN(planned.dtype, container_dtype(view.dtype));
   if (view.rank < 0 || view.rank > 4) {
     return invalid_argument(cat("rank ", view.rank, ", expected 0 to 4"));
@@ -65,53 +60,33 @@ Result<PlannedTensor> plan_tensor(const TensorToWrite& tensor) {
     return invalid_argument(
         cat(elems, " elements of ", planned.dtype->name, " are no whole bytes"));
   }
-  planned.bytes = bits / 8;
-  if (view.data == nullptr && planned.bytes != 0) {
+  if (view.data == nullptr && bits != 0) {
     return invalid_argument("data pointer is null");
   }
+  planned.shape.assign(view.shape.begin(), view.shape.begin() + view.rank);
+  planned.bytes = {static_cast<const std::byte*>(view.data), static_cast<std::size_t>(bits / 8)};
   return planned;
 }
 
-Result<std::vector<PlannedTensor>> plan_tensors(const std::vector<TensorToWrite>& tensors) {
-  std::vector<PlannedTensor> planned;
-  for (const TensorToWrite& tensor : tensors) {
-    if (tensor.name == "__metadata__") {
-      return invalid_argument("a tensor cannot be named __metadata__");
-    }
-    Result<PlannedTensor> one = plan_tensor(tensor);
-    if (!one.has_value()) {
-      return one.status().with_context(cat("tensor ", printable(tensor.name)));
-    }
-    planned.push_back(*one);
-  }
-  // Widest elements first keeps every tensor aligned to its element, as the crate's writer does.
-  std::sort(
-      planned.begin(), planned.end(), [](const PlannedTensor& left, const PlannedTensor& right) {
-        if (left.dtype->bits != right.dtype->bits) {
-          return left.dtype->bits > right.dtype->bits;
-        }
-        return left.tensor->name < right.tensor->name;
-      });
-  return planned;
-}
-
-Result<std::string> header_text(const std::vector<PlannedTensor>& planned,
+Result<std::string> header_text(const std::vector<TensorEntry>& planned,
                                 const std::map<std::string, std::string>& metadata) {
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) {
     header["__metadata__"] = metadata;
   }
   std::int64_t offset = 0;
-  for (const PlannedTensor& item : planned) {
-    const TensorView& view = item.tensor->view;
-    if (header.contains(item.tensor->name)) {
-      return invalid_argument(cat("tensor ", printable(item.tensor->name), " is given twice"));
+  for (const TensorEntry& item : planned) {
+    if (item.name == "__metadata__") {
+      return invalid_argument("a tensor cannot be named __metadata__");
     }
-    const std::vector<std::int64_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
-    header[item.tensor->name] = {{"dtype", item.dtype->name},
-                                 {"shape", shape},
-                                 {"data_offsets", {offset, offset + item.bytes}}};
-    offset += item.bytes;
+    if (header.contains(item.name)) {
+      return invalid_argument(cat("tensor ", printable(item.name), " is given twice"));
+    }
+    const auto bytes = static_cast<std::int64_t>(item.bytes.size());
+    header[item.name] = {{"dtype", item.dtype->name},
+                         {"shape", item.shape},
+                         {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
   }
   std::string text;
   try {
@@ -133,21 +108,39 @@ std::string length_prefix(std::size_t length) {
 
 }  // namespace
 
+Status checkpoint::write_entries(const std::string& path,
+                                 std::vector<TensorEntry> entries,
+                                 const std::map<std::string, std::string>& metadata) {
+  // Widest elements first keeps every tensor aligned to its element, as the crate's writer does.
+  std::sort(entries.begin(), entries.end(), [](const TensorEntry& left, const TensorEntry& right) {
+    if (left.dtype->bits != right.dtype->bits) {
+      return left.dtype->bits > right.dtype->bits;
+    }
+    return left.name < right.name;
+  });
+  MOEKIT_ASSIGN_OR_RETURN(const std::string header, header_text(entries, metadata));
+  MOEKIT_ASSIGN_OR_RETURN(base::PendingFile file, base::PendingFile::create(path));
+  MOEKIT_RETURN_IF_ERROR(file.append(length_prefix(header.size())));
+  MOEKIT_RETURN_IF_ERROR(file.append(header));
+  for (const TensorEntry& entry : entries) {
+    MOEKIT_RETURN_IF_ERROR(file.append(entry.bytes));
+  }
+  return file.publish();
+}
+
 Status write_safetensors(std::string_view path,
                          const std::vector<TensorToWrite>& tensors,
                          const std::map<std::string, std::string>& metadata) noexcept {
   return base::at_border([&]() -> Status {
-    MOEKIT_ASSIGN_OR_RETURN(const std::vector<PlannedTensor> planned, plan_tensors(tensors));
-    MOEKIT_ASSIGN_OR_RETURN(const std::string header, header_text(planned, metadata));
-    MOEKIT_ASSIGN_OR_RETURN(base::PendingFile file, base::PendingFile::create(std::string(path)));
-    MOEKIT_RETURN_IF_ERROR(file.append(length_prefix(header.size())));
-    MOEKIT_RETURN_IF_ERROR(file.append(header));
-    for (const PlannedTensor& item : planned) {
-      MOEKIT_RETURN_IF_ERROR(
-          file.append(std::span(static_cast<const std::byte*>(item.tensor->view.data),
-                                static_cast<std::size_t>(item.bytes))));
+    std::vector<TensorEntry> entries;
+    for (const TensorToWrite& tensor : tensors) {
+      Result<TensorEntry> entry = plan_tensor(tensor);
+      if (!entry.has_value()) {
+        return entry.status().with_context(cat("tensor ", printable(tensor.name)));
+      }
+      entries.push_back(std::move(*entry));
     }
-    return file.publish();
+    return checkpoint::write_entries(std::string(path), std::move(entries), metadata);
   });
 }
 

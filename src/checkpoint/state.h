@@ -55,6 +55,7 @@ struct Checkpoint::State {
   std::map<std::int64_t, checkpoint::MoeModule> modules{};
   checkpoint::ModelConfig config{};
   std::vector<base::MappedFile> files{};
+  std::vector<std::string> file_names{};                       // of `files`
   std::vector<std::unique_ptr<std::byte[]>> aligned_copies{};  // of tensors that lie unaligned
   std::int64_t aligned_bytes = 0;
   // GGUF tensors in blocks of codes and scales: bytes without a view.
