@@ -47,6 +47,12 @@ TensorView view_of(const Checkpoint& file, std::string_view name) {
 
 Status check_rank(const Checkpoint& file, std::string_view name, int rank) {
   const NamedTensor* tensor = file.find(name);
+  if (tensor != nullptr && !tensor->foreign_dtype.empty()) {
+    return invalid_argument(fmt::format("{}: {} has dtype {}, which moekit does not read",
+                                        file.summary().path,
+                                        name,
+                                        tensor->foreign_dtype));
+  }
   if (tensor != nullptr && tensor->view.rank != rank) {
     return invalid_argument(fmt::format(
         "{}: {} has rank {}, expected {}", file.summary().path, name, tensor->view.rank, rank));

@@ -260,6 +260,10 @@ Status check_words(const VerifyOptions& options) {
   if (options.case_line && (options.suite || has_subject(options.layer))) {
     return invalid_argument("--case stands alone: it names problem, tokens and seed itself");
   }
+  if (options.jobs && (options.case_line || has_subject(options.layer))) {
+    return invalid_argument(
+        "--jobs is of suites: a SUBJECT or a case is checked one call at a time");
+  }
   if (has_subject(options.layer)) {
     return {};
   }
