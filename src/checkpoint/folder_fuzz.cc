@@ -57,11 +57,61 @@ std::vector<ComposedTensor> stacked_experts() {
           {base + "experts.down_proj_bias", "BF16", {3, 40}}};
 }
 
-const std::array<std::string, 3>& tensor_files() {
-  static const std::array<std::string, 3> files{
-      moekit::checkpoint::compose_zeros(linear_experts()),
-      moekit::checkpoint::compose_zeros(ungated_experts()),
-      moekit::checkpoint::compose_zeros(stacked_experts())};
+/// The tensors of one linear layer [rows, cols] in a quantised scheme, by suffix.
+using Scheme = std::vector<ComposedTensor> (*)(std::int64_t rows, std::int64_t cols);
+
+constexpr std::array<Scheme, 6> kSchemes{
+    [](std::int64_t rows, std::int64_t cols) {
+      return std::vector<ComposedTensor>{{"weight", "U8", {rows, cols / 2}},
+                                         {"weight_scale", "F8_E4M3", {rows, cols / 16}},
+                                         {"weight_scale_2", "F32", {}}};
+    },
+    [](std::int64_t rows, std::int64_t cols) {
+      return std::vector<ComposedTensor>{{"weight_packed", "U8", {rows, cols / 2}},
+                                         {"weight_scale", "U8", {rows, cols / 32}}};
+    },
+    [](std::int64_t rows, std::int64_t cols) {
+      return std::vector<ComposedTensor>{{"weight", "F8_E4M3", {rows, cols}},
+                                         {"weight_scale_inv", "BF16", {1, 1}}};
+    },
+    [](std::int64_t rows, std::int64_t cols) {
+      return std::vector<ComposedTensor>{{"weight_packed", "I32", {rows, cols / 8}},
+                                         {"weight_scale", "BF16", {rows, cols / 32}},
+                                         {"weight_zero_point", "I32", {rows / 8, cols / 32}}};
+    },
+    [](std::int64_t rows, std::int64_t cols) {
+      return std::vector<ComposedTensor>{{"qweight", "I32", {cols, rows / 8}},
+                                         {"qzeros", "I32", {cols / 32, rows / 8}},
+                                         {"scales", "F16", {cols / 32, rows}}};
+    },
+    [](std::int64_t rows, std::int64_t cols) {
+      return std::vector<ComposedTensor>{{"qweight", "I32", {cols / 8, rows}},
+                                         {"qzeros", "I32", {cols / 64, rows / 8}},
+                                         {"scales", "F32", {cols / 64, rows}},
+                                         {"g_idx", "I32", {cols}}};
+    }};
+
+std::vector<ComposedTensor> quantised_experts(Scheme scheme) {
+  std::vector<ComposedTensor> tensors{{"model.layers.1.mlp.gate.weight", "BF16", {1, 64}}};
+  for (const char* projection : {"gate_proj.", "up_proj.", "down_proj."}) {
+    for (ComposedTensor tensor : scheme(64, 64)) {
+      tensor.name = std::string("model.layers.1.mlp.experts.0.") + projection + tensor.name;
+      tensors.push_back(tensor);
+    }
+  }
+  return tensors;
+}
+
+const std::vector<std::string>& tensor_files() {
+  static const std::vector<std::string> files = [] {
+    std::vector<std::string> made{moekit::checkpoint::compose_zeros(linear_experts()),
+                                  moekit::checkpoint::compose_zeros(ungated_experts()),
+                                  moekit::checkpoint::compose_zeros(stacked_experts())};
+    for (const Scheme scheme : kSchemes) {
+      made.push_back(moekit::checkpoint::compose_zeros(quantised_experts(scheme)));
+    }
+    return made;
+  }();
   return files;
 }
 

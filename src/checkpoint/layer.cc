@@ -182,7 +182,7 @@ Result<LayerWeights> read_weights(const Checkpoint::State& state, const MoeModul
   }
   MOEKIT_ASSIGN_OR_RETURN(const std::int64_t num_experts,
                           count_experts(state.config, module, prefix));
-  return read_linear_experts(tensors, prefix + "experts.", num_experts);
+  return read_linear_experts(tensors, state.config, prefix + "experts.", num_experts);
 }
 
 Status fill_problem(const Checkpoint::State& state,
@@ -247,7 +247,7 @@ Result<CheckpointLayer> read_layer(const Checkpoint::State& state, std::int64_t 
     status = fill_problem(state, *weights, layer);
   }
   if (status.ok()) {
-    if (weights->storage == nullptr) {
+    if (weights->storage == nullptr) {  // stacked experts are viewed in place
       weights->storage = std::make_shared<LayerStorage>();
     }
     status = read_router(state, *found->second.prefixes.begin(), *weights->storage, layer);

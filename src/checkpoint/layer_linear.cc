@@ -9,6 +9,7 @@
 #include "checkpoint/json_text.h"
 #include "checkpoint/layer_weights.h"
 #include "checkpoint/schemes.h"
+#include "checkpoint/stored_orders.h"
 
 namespace moekit::checkpoint {
 namespace {
@@ -45,8 +46,12 @@ bool scales_match(const TensorReader& tensors,
   if (scales == nullptr) {
     return false;
   }
-  const bool raw_e8m0 = scheme.scales_dtype == DType::kE8m0 && has_dtype(*scales, DType::kU8);
-  return has_dtype(*scales, scheme.scales_dtype) || raw_e8m0;
+  if (!scheme.scales_dtype.has_value()) {
+    return order_matches(tensors, base, scheme);
+  }
+  const bool other_e8m0 = scheme.scales_dtype == DType::kE8m0 &&
+                          (has_dtype(*scales, DType::kU8) || has_dtype(*scales, DType::kF32));
+  return has_dtype(*scales, *scheme.scales_dtype) || other_e8m0;
 }
 
 /// The scheme of one linear layer: codes and scales decide; where no row fits both, the first whose
@@ -88,9 +93,13 @@ Status no_scheme(const TensorReader& tensors, const std::string& base) {
 }
 
 Result<const LinearScheme*> require_scheme(const TensorReader& tensors, const std::string& base) {
-  // FP8 block weights are named `weight` too; their scale tensor tells them apart.
+  // Most codes are named `weight`; their scale tensor tells them apart.
   const LinearScheme* scheme = match_scheme(tensors, base);
-  if (scheme == nullptr) {
+  const bool foreign =
+      std::any_of(kForeignSuffixes.begin(), kForeignSuffixes.end(), [&](const ForeignSuffix& row) {
+        return tensors.find(cat(base, row.suffix)) != nullptr;
+      });
+  if (scheme == nullptr || (foreign && !scales_match(tensors, base, *scheme))) {
     return no_scheme(tensors, base);
   }
   return scheme;
@@ -143,31 +152,20 @@ Result<std::optional<float>> read_input_scale(const TensorReader& tensors,
   return std::optional<float>(scheme.reciprocal ? 1.0F / stored : stored);
 }
 
-Result<WeightMatrix> read_matrix(const TensorReader& tensors,
-                                 const std::string& base,
-                                 const LinearScheme& scheme) {
-  const std::string name = cat(base, scheme.codes);
-  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* codes, tensors.require(name));
-  if (codes->view.rank != 2) {
-    return invalid_argument(cat(
-        "tensor ", printable(name), " has shape ", shape_text(codes->view), ", expected a matrix"));
+Result<WeightMatrix> read_codes(const LinearSource& source, const LinearScheme& scheme) {
+  switch (scheme.order) {
+    case StoredOrder::kFp8Blocks:
+      return read_fp8_blocks(source, scheme);
+    case StoredOrder::kPackQuantized:
+      return read_pack_quantized(source, scheme);
+    case StoredOrder::kAwq:
+      return read_awq(source, scheme);
+    case StoredOrder::kGptq:
+      return read_gptq(source, scheme);
+    case StoredOrder::kRows:
+      break;
   }
-  WeightMatrix matrix;
-  matrix.format = scheme.format;
-  matrix.rows = codes->view.shape[0];
-  matrix.cols = codes->view.shape[1] * (scheme.codes_dtype == DType::kU8 ? 2 : 1);
-  matrix.codes = codes->view.data;
-  matrix.row_stride_bytes = code_row_bytes(scheme.format, matrix.cols);
-  if (!scheme.scales.empty()) {
-    const std::int64_t scale_cols = num_scale_cols(matrix);
-    MOEKIT_ASSIGN_OR_RETURN(
-        const NamedTensor* scales,
-        tensors.require(cat(base, scheme.scales), scheme.scales_dtype, {matrix.rows, scale_cols}));
-    matrix.scales = scales->view.data;
-    matrix.scale_row_stride_bytes = scale_cols;
-  }
-  MOEKIT_ASSIGN_OR_RETURN(matrix.global_scale, read_global(tensors, base, scheme));
-  return matrix;
+  return read_rows(source, scheme);
 }
 
 Result<BiasView> read_bias(const TensorReader& tensors,
@@ -191,9 +189,9 @@ Result<BiasView> read_bias(const TensorReader& tensors,
   return BiasView{.data = bias->view.data, .dtype = dtype, .size = rows};
 }
 
-Result<Linear> read_linear(const TensorReader& tensors,
-                           const LayerNaming& naming,
-                           const std::string& base) {
+Result<Linear> read_linear(const LayerNaming& naming, const LinearSource& source) {
+  const TensorReader& tensors = *source.tensors;
+  const std::string& base = source.base;
   MOEKIT_ASSIGN_OR_RETURN(const LinearScheme* scheme, require_scheme(tensors, base));
   if (scheme != naming.scheme) {
     return invalid_argument(cat("mixed formats: ",
@@ -204,9 +202,11 @@ Result<Linear> read_linear(const TensorReader& tensors,
                                 naming.scheme->name));
   }
   Linear linear;
-  MOEKIT_ASSIGN_OR_RETURN(linear.matrix, read_matrix(tensors, base, *scheme));
+  MOEKIT_ASSIGN_OR_RETURN(linear.matrix, read_codes(source, *scheme));
+  MOEKIT_ASSIGN_OR_RETURN(linear.matrix.global_scale, read_global(tensors, base, *scheme));
   MOEKIT_ASSIGN_OR_RETURN(linear.bias, read_bias(tensors, base, linear.matrix.rows));
   MOEKIT_ASSIGN_OR_RETURN(linear.input_scale, read_input_scale(tensors, base, *scheme));
+  linear.matrix.input_scale = linear.input_scale;
   return linear;
 }
 
@@ -246,11 +246,12 @@ Status check_shape(const Linear& linear,
 }
 
 /// Reads one projection, checks its shape and appends its input scale.
-Result<Linear> read_projection(const TensorReader& tensors,
+Result<Linear> read_projection(LinearSource source,
                                const LayerNaming& naming,
                                std::int64_t expert,
                                std::string_view projection) {
-  return read_linear(tensors, naming, cat(naming.prefix, expert, ".", projection, "."));
+  source.base = cat(naming.prefix, expert, ".", projection, ".");
+  return read_linear(naming, source);
 }
 
 /// No modelling code has a bias on one side of the activation alone, or in some experts only: all
@@ -288,13 +289,13 @@ Status check_biases(const LayerNaming& naming,
   return {};
 }
 
-Status read_expert(const TensorReader& tensors,
+Status read_expert(const LinearSource& source,
                    const LayerNaming& naming,
                    std::int64_t expert,
                    LayerWeights& layer) {
   const ProjectionNames& names = *naming.projections;
-  MOEKIT_ASSIGN_OR_RETURN(const Linear up, read_projection(tensors, naming, expert, names.up));
-  MOEKIT_ASSIGN_OR_RETURN(const Linear down, read_projection(tensors, naming, expert, names.down));
+  MOEKIT_ASSIGN_OR_RETURN(const Linear up, read_projection(source, naming, expert, names.up));
+  MOEKIT_ASSIGN_OR_RETURN(const Linear down, read_projection(source, naming, expert, names.down));
   if (expert == 0) {
     layer.intermediate_size = up.matrix.rows;
     layer.hidden_size = up.matrix.cols;
@@ -310,8 +311,7 @@ Status read_expert(const TensorReader& tensors,
   weights.down = down.matrix;
   weights.down_bias = down.bias;
   if (naming.gated) {
-    MOEKIT_ASSIGN_OR_RETURN(const Linear gate,
-                            read_projection(tensors, naming, expert, names.gate));
+    MOEKIT_ASSIGN_OR_RETURN(const Linear gate, read_projection(source, naming, expert, names.gate));
     MOEKIT_RETURN_IF_ERROR(check_shape(gate, cat(base, names.gate), inner, hidden));
     weights.gate = gate.matrix;
     weights.gate_bias = gate.bias;
@@ -340,16 +340,19 @@ void drop_partial(std::vector<float>& scales, std::int64_t num_experts) {
 }  // namespace
 
 Result<LayerWeights> read_linear_experts(const TensorReader& tensors,
+                                         const ModelConfig& config,
                                          const std::string& prefix,
                                          std::int64_t num_experts) {
   MOEKIT_ASSIGN_OR_RETURN(const LayerNaming naming, find_naming(tensors, prefix));
   LayerWeights layer;
+  layer.storage = std::make_shared<LayerStorage>();
+  const LinearSource source{.tensors = &tensors, .config = &config, .storage = layer.storage.get()};
   layer.scheme = naming.scheme->name;
   layer.prefix = prefix;
   layer.format = naming.scheme->format;
   layer.gated = naming.gated;
   for (std::int64_t expert = 0; expert < num_experts; ++expert) {
-    MOEKIT_RETURN_IF_ERROR(read_expert(tensors, naming, expert, layer));
+    MOEKIT_RETURN_IF_ERROR(read_expert(source, naming, expert, layer));
   }
   drop_partial(layer.input_scales_gate, num_experts);
   drop_partial(layer.input_scales_up, num_experts);

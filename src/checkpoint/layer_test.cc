@@ -201,7 +201,7 @@ TEST(Layer, quantisations_without_a_format_name_the_nearest) {
       {"weight_scale_inv", "fp8_block128"}, {"qweight", "int4"}, {"trellis", "exl3"}};
   for (const auto& [suffix, what] : cases) {
     Tensors tensors = plain(1);
-    find(tensors, "up_proj.weight")->dtype = "F8_E4M3";
+    find(tensors, "up_proj.weight")->dtype = "F8_E5M2";
     tensors.push_back({kModule + "experts.0.up_proj." + suffix, "F32", {1, 1}});
     const Composed composed(tensors);
     expect_refused(composed, kUnsupported, what);

@@ -79,6 +79,7 @@ class TensorReader {
 /// Errors  kInvalidArgument  a tensor missing or misshapen, mixed formats, a reciprocal global of 0
 ///         kUnsupported      more than 1024 experts, a quantisation without a format
 [[nodiscard]] Result<LayerWeights> read_linear_experts(const TensorReader& tensors,
+                                                       const ModelConfig& config,
                                                        const std::string& prefix,
                                                        std::int64_t num_experts);
 

@@ -43,8 +43,10 @@ void read_sizes(ConfigFields& fields, ModelConfig& config) {
   config.latent_size = fields.integer({"moe_latent_size"});
   // Where every layer is MoE (Mixtral, gpt-oss, MiniMax) the expert width is intermediate_size.
   config.intermediate_size = fields.integer({"moe_intermediate_size", "intermediate_size"});
-  config.num_experts = fields.integer({"n_routed_experts", "num_experts", "num_local_experts"});
-  config.top_k = fields.integer({"num_experts_per_tok", "experts_per_token"});
+  config.num_experts =
+      fields.integer({"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"});
+  config.top_k =
+      fields.integer({"num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_top_k"});
 }
 
 void read_routing(ConfigFields& fields, ModelConfig& config) {
@@ -94,6 +96,10 @@ Status read_config(const std::string& text, ModelConfig& config) {
   read_sizes(fields, config);
   read_routing(fields, config);
   read_activation(fields, config);
+  config.expert_dtype = fields.text({"expert_dtype"});
+  config.weight_bits = fields.integer({"quantization_config.bits"});
+  config.gptq_whole_zeros =
+      value_or_empty(fields.text({"quantization_config.checkpoint_format"})) == "gptq_v2";
   QuantizationClaim claim = read_claim(fields, "quantization_config");
   config.quant_method = value_or_empty(claim.method);
   config.quant_algo = value_or_empty(claim.algo.has_value() ? claim.algo : claim.format);

@@ -24,7 +24,8 @@ struct ClaimedFormat {
 };
 
 // ModelOpt's quant_algo names, compressed-tensors' format names, transformers' quant_method names.
-// Words that are not listed (modelopt, compressed-tensors, MIXED_PRECISION) claim no one format.
+// Words that are not listed (modelopt, compressed-tensors, auto-round, quark, MIXED_PRECISION)
+// claim no one format.
 constexpr std::array kClaimedFormats{
     ClaimedFormat{"nvfp4", Format::kNvfp4},
     ClaimedFormat{"nvfp4_awq", Format::kNvfp4},
@@ -36,27 +37,26 @@ constexpr std::array kClaimedFormats{
     ClaimedFormat{"w4a16_mxfp4", Format::kMxfp4},
     ClaimedFormat{"w4a8_mxfp4_fp8", Format::kMxfp4},
     ClaimedFormat{"mxfp4-pack-quantized", Format::kMxfp4},
-    ClaimedFormat{"fp8", std::nullopt},
+    ClaimedFormat{"fp8", Format::kFp8Block128},
     ClaimedFormat{"fp8_per_channel_per_token", std::nullopt},
-    ClaimedFormat{"fp8_pb_wo", std::nullopt},
-    ClaimedFormat{"fp8_pb_real", std::nullopt},
+    ClaimedFormat{"fp8_pb_wo", Format::kFp8Block128},
+    ClaimedFormat{"fp8_pb_real", Format::kFp8Block128},
     ClaimedFormat{"fbgemm_fp8", std::nullopt},
-    ClaimedFormat{"finegrained_fp8", std::nullopt},
+    ClaimedFormat{"finegrained_fp8", Format::kFp8Block128},
     ClaimedFormat{"mxfp8", std::nullopt},
-    ClaimedFormat{"float-quantized", std::nullopt},
+    ClaimedFormat{"float-quantized", Format::kFp8Block128},
     ClaimedFormat{"naive-quantized", std::nullopt},
     ClaimedFormat{"int-quantized", std::nullopt},
-    ClaimedFormat{"pack-quantized", std::nullopt},
+    ClaimedFormat{"pack-quantized", Format::kInt4},
     ClaimedFormat{"marlin-24", std::nullopt},
-    ClaimedFormat{"int4_awq", std::nullopt},
-    ClaimedFormat{"w4a16_awq", std::nullopt},
+    ClaimedFormat{"int4_awq", Format::kInt4},
+    ClaimedFormat{"w4a16_awq", Format::kInt4},
     ClaimedFormat{"w4a8_awq", std::nullopt},
     ClaimedFormat{"int8_sq", std::nullopt},
     ClaimedFormat{"w8a16", std::nullopt},
     ClaimedFormat{"w8a8_sq_per_channel", std::nullopt},
-    ClaimedFormat{"awq", std::nullopt},
-    ClaimedFormat{"gptq", std::nullopt},
-    ClaimedFormat{"auto-round", std::nullopt},
+    ClaimedFormat{"awq", Format::kInt4},
+    ClaimedFormat{"gptq", Format::kInt4},
     ClaimedFormat{"bitsandbytes", std::nullopt},
     ClaimedFormat{"exl3", std::nullopt},
     ClaimedFormat{"hqq", std::nullopt},
@@ -96,13 +96,19 @@ bool excludes(std::string_view pattern, const std::string& experts) {
   return matches(cat(".", experts, "0.up_proj."), cat("*.", pattern, ".*"));
 }
 
+/// Elements along K that share a scale, as the first expert's tensors have it.
+std::int64_t group_of(const LayerWeights& weights) {
+  return weights.experts.empty() ? format_info(weights.format).group_size
+                                 : scale_group_size(weights.experts.front().up);
+}
+
 Status contradicts(const LayerWeights& weights, std::string_view claim, const std::string& origin) {
   return invalid_argument(cat("experts ",
                               printable(weights.prefix),
                               " are ",
                               format_info(weights.format).name,
                               " with groups of ",
-                              format_info(weights.format).group_size,
+                              group_of(weights),
                               " in the tensors (",
                               weights.scheme,
                               "), ",
@@ -138,8 +144,7 @@ Status check_claim(const QuantizationClaim& claim, const LayerWeights& weights) 
   MOEKIT_RETURN_IF_ERROR(check_word(claim.method, weights));
   MOEKIT_RETURN_IF_ERROR(check_word(claim.algo, weights));
   MOEKIT_RETURN_IF_ERROR(check_word(claim.format, weights));
-  if (claim.group_size.has_value() &&
-      claim.group_size->value != format_info(weights.format).group_size) {
+  if (claim.group_size.has_value() && claim.group_size->value != group_of(weights)) {
     return contradicts(
         weights, cat("group size ", claim.group_size->value), claim.group_size->origin);
   }
@@ -149,8 +154,15 @@ Status check_claim(const QuantizationClaim& claim, const LayerWeights& weights) 
 }  // namespace
 
 Status check_quantization(const ModelConfig& config, const LayerWeights& weights) {
-  if (weights.format != Format::kNvfp4 && weights.format != Format::kMxfp4) {
+  if (weights.format == Format::kBf16) {
     return {};
+  }
+  if (config.expert_dtype.has_value()) {
+    // DeepSeek-V4: the quantisation section speaks of everything but the experts.
+    const std::string& word = config.expert_dtype->value;
+    const bool fits = (word == "fp4" && weights.format == Format::kMxfp4) ||
+                      (word == "fp8" && weights.format == Format::kFp8Block128);
+    return fits ? Status() : contradicts(weights, printable(word), config.expert_dtype->origin);
   }
   for (const QuantizationClaim& claim : config.quantization_claims) {
     MOEKIT_RETURN_IF_ERROR(check_claim(claim, weights));

@@ -15,6 +15,9 @@
 
 namespace moekit::checkpoint {
 
+/// How the bytes of one linear layer lie; each order has one function in stored_orders.h.
+enum class StoredOrder : std::uint8_t { kRows, kFp8Blocks, kPackQuantized, kAwq, kGptq };
+
 /// Suffixes behind `<module>experts.<e>.<projection>.`; an empty name means the tensor does not
 /// exist.
 struct LinearScheme {
@@ -23,42 +26,108 @@ struct LinearScheme {
   std::string_view codes;
   DType codes_dtype;
   std::string_view scales;
-  DType scales_dtype;  // where `scales` exists; E8M0 may also be stored as U8
-  std::string_view global;
-  std::string_view input_scale;
+  std::optional<DType> scales_dtype;  // of kRows; E8M0 may also be stored as U8 or as f32
+  std::string_view global = "";
+  std::string_view input_scale = "";
   bool reciprocal = false;  // global and input scale are stored as 1 / value
+  StoredOrder order = StoredOrder::kRows;
 };
 
 inline constexpr std::array kLinearSchemes{
     // NVIDIA ModelOpt export_hf_checkpoint, quant_algo NVFP4.
-    LinearScheme{"modelopt_nvfp4",
-                 Format::kNvfp4,
-                 "weight",
-                 DType::kU8,
-                 "weight_scale",
-                 DType::kE4m3,
-                 "weight_scale_2",
-                 "input_scale"},
+    LinearScheme{.name = "modelopt_nvfp4",
+                 .format = Format::kNvfp4,
+                 .codes = "weight",
+                 .codes_dtype = DType::kU8,
+                 .scales = "weight_scale",
+                 .scales_dtype = DType::kE4m3,
+                 .global = "weight_scale_2",
+                 .input_scale = "input_scale"},
     // compressed-tensors nvfp4-pack-quantized.
-    LinearScheme{"compressed_tensors_nvfp4",
-                 Format::kNvfp4,
-                 "weight_packed",
-                 DType::kU8,
-                 "weight_scale",
-                 DType::kE4m3,
-                 "weight_global_scale",
-                 "input_global_scale",
-                 true},
+    LinearScheme{.name = "compressed_tensors_nvfp4",
+                 .format = Format::kNvfp4,
+                 .codes = "weight_packed",
+                 .codes_dtype = DType::kU8,
+                 .scales = "weight_scale",
+                 .scales_dtype = DType::kE4m3,
+                 .global = "weight_global_scale",
+                 .input_scale = "input_global_scale",
+                 .reciprocal = true},
     // compressed-tensors mxfp4-pack-quantized.
-    LinearScheme{"compressed_tensors_mxfp4",
-                 Format::kMxfp4,
-                 "weight_packed",
-                 DType::kU8,
-                 "weight_scale",
-                 DType::kE8m0,
-                 "",
-                 ""},
-    LinearScheme{"bf16", Format::kBf16, "weight", DType::kBf16, "", DType::kF32, "", ""},
+    LinearScheme{.name = "compressed_tensors_mxfp4",
+                 .format = Format::kMxfp4,
+                 .codes = "weight_packed",
+                 .codes_dtype = DType::kU8,
+                 .scales = "weight_scale",
+                 .scales_dtype = DType::kE8m0},
+    // AMD Quark, per-group FP4 with E8M0 scales.
+    LinearScheme{.name = "quark_mxfp4",
+                 .format = Format::kMxfp4,
+                 .codes = "weight",
+                 .codes_dtype = DType::kU8,
+                 .scales = "weight_scale",
+                 .scales_dtype = DType::kE8m0,
+                 .input_scale = "input_scale"},
+    // DeepSeek-V4's own files, expert_dtype fp4.
+    LinearScheme{.name = "deepseek_v4_mxfp4",
+                 .format = Format::kMxfp4,
+                 .codes = "weight",
+                 .codes_dtype = DType::kI8,
+                 .scales = "scale",
+                 .scales_dtype = DType::kE8m0},
+    // DeepSeek-V3 and everybody's fine-grained FP8; the name says inverse and means a multiplier.
+    LinearScheme{.name = "fp8_block128",
+                 .format = Format::kFp8Block128,
+                 .codes = "weight",
+                 .codes_dtype = DType::kE4m3,
+                 .scales = "weight_scale_inv",
+                 .scales_dtype = std::nullopt,
+                 .order = StoredOrder::kFp8Blocks},
+    // DeepSeek-V4 Base, FP8 experts.
+    LinearScheme{.name = "deepseek_v4_fp8",
+                 .format = Format::kFp8Block128,
+                 .codes = "weight",
+                 .codes_dtype = DType::kE4m3,
+                 .scales = "scale",
+                 .scales_dtype = std::nullopt,
+                 .order = StoredOrder::kFp8Blocks},
+    // compressed-tensors float-quantized, strategy block.
+    LinearScheme{.name = "compressed_tensors_fp8_block",
+                 .format = Format::kFp8Block128,
+                 .codes = "weight",
+                 .codes_dtype = DType::kE4m3,
+                 .scales = "weight_scale",
+                 .scales_dtype = std::nullopt,
+                 .order = StoredOrder::kFp8Blocks},
+    // compressed-tensors pack-quantized, 4 bits.
+    LinearScheme{.name = "compressed_tensors_int4",
+                 .format = Format::kInt4,
+                 .codes = "weight_packed",
+                 .codes_dtype = DType::kI32,
+                 .scales = "weight_scale",
+                 .scales_dtype = std::nullopt,
+                 .order = StoredOrder::kPackQuantized},
+    // AutoAWQ's gemm version. GPTQ has the same names and other shapes.
+    LinearScheme{.name = "awq",
+                 .format = Format::kInt4,
+                 .codes = "qweight",
+                 .codes_dtype = DType::kI32,
+                 .scales = "scales",
+                 .scales_dtype = std::nullopt,
+                 .order = StoredOrder::kAwq},
+    LinearScheme{.name = "gptq",
+                 .format = Format::kInt4,
+                 .codes = "qweight",
+                 .codes_dtype = DType::kI32,
+                 .scales = "scales",
+                 .scales_dtype = std::nullopt,
+                 .order = StoredOrder::kGptq},
+    LinearScheme{.name = "bf16",
+                 .format = Format::kBf16,
+                 .codes = "weight",
+                 .codes_dtype = DType::kBf16,
+                 .scales = "",
+                 .scales_dtype = std::nullopt},
 };
 
 /// Names of the three projections of one expert.
@@ -152,11 +221,11 @@ struct ForeignSuffix {
 };
 
 inline constexpr std::array kForeignSuffixes{
-    ForeignSuffix{"weight_scale_inv", "fp8_block128", "bf16"},
-    ForeignSuffix{"qweight", "int4 (AWQ or GPTQ)", "nvfp4 or mxfp4"},
+    ForeignSuffix{
+        "weight_scale_inv", "fp8_block128 of another element type", "fp8_block128 in E4M3"},
+    ForeignSuffix{"qweight", "int4 of another word", "awq or gptq in I32"},
     ForeignSuffix{"trellis", "exl3", "nvfp4 or mxfp4"},
-    ForeignSuffix{"scale", "DeepSeek-V4 native FP4 or FP8", "mxfp4 as compressed-tensors"},
-    ForeignSuffix{"weight_shape", "int4 (compressed-tensors pack-quantized)", "nvfp4 or mxfp4"},
+    ForeignSuffix{"weight_shape", "a pack-quantized form", "4 bits in I32"},
 };
 
 /// Names of the router's tensors behind `<module>`, in order of trial.

@@ -23,8 +23,9 @@ from provenance import check_no_paths, write_provenance
 
 if importlib.util.find_spec("llmcompressor"):
     import compressed_nvfp4
+    import int4_files
 
-    CASES = compressed_nvfp4.CASES
+    CASES = {**compressed_nvfp4.CASES, **int4_files.CASES}
 else:
     import gguf_files
     import gpt_oss_mxfp4
