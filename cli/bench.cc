@@ -252,6 +252,10 @@ Result<ExitCode> bench_verb(Console& console, const BenchOptions& options) {
   MOEKIT_RETURN_IF_ERROR(check_words(options));
   MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::int64_t> tokens,
                           parse_token_list(options.tokens, 1));
+  MOEKIT_ASSIGN_OR_RETURN(const DeviceDescriptor device, resolve_device(options.layer));
+  if (device.arch != Arch::kCpu) {
+    return bench_on_device(console, options, tokens);
+  }
   MOEKIT_ASSIGN_OR_RETURN(BenchLayer layer, build_layer(console, options));
   ExitCode code = ExitCode::kOk;
   for (const std::int64_t num_tokens : tokens) {

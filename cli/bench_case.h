@@ -39,6 +39,23 @@ struct BenchResult {
 /// Weight bytes of one expert as the checkpoint stores it: codes, scales, no padding.
 [[nodiscard]] std::int64_t expert_bytes(const Problem& problem);
 
+/// One timed case on a GPU.
+struct DeviceBenchResult {
+  std::string subject;
+  std::string case_line;  // reproduces the check
+  std::int64_t num_tokens = 0;
+  std::int64_t num_weight_copies = 0;
+  VerifyReport check{};
+  DeviceTiming timing{};
+};
+
+[[nodiscard]] std::string device_bench_text(const DeviceBenchResult& result);
+
+/// One line of JSON, with plan, device, driver, commit and command.
+[[nodiscard]] std::string device_bench_json(const DeviceBenchResult& result,
+                                            const Plan& plan,
+                                            const std::string& command_line);
+
 /// Multiply-adds of both products count two.
 [[nodiscard]] std::int64_t layer_flops(const Problem& problem, std::int64_t num_tokens);
 

@@ -112,4 +112,66 @@ std::string bench_json(const BenchResult& result,
                     {"samples_us", result.time_us}});
 }
 
+namespace {
+
+double ratio_to_floor(const DeviceTiming& timing) {
+  const double floor = spread_of(timing.floor_us).median;
+  return floor > 0.0 ? spread_of(timing.layer_us).median / floor : 0.0;
+}
+
+double active_gbps(const DeviceTiming& timing) {
+  const double us = spread_of(timing.layer_us).median;
+  return us > 0.0 ? timing.active_bytes / us / 1e3 : 0.0;
+}
+
+}  // namespace
+
+std::string device_bench_text(const DeviceBenchResult& result) {
+  const DeviceTiming& timing = result.timing;
+  const Spread time = spread_of(timing.layer_us);
+  return fmt::format(
+      "{:<16} M {:>3}  {:>8.2f} us ({:.2f} .. {:.2f})  floor {:>8.2f} us  ratio {:.3f}  {:>6.0f} "
+      "GB/s of {:.1f} MB  {} calls a replay, {} weight copies\n",
+      result.subject,
+      result.num_tokens,
+      time.median,
+      time.p10,
+      time.p90,
+      spread_of(timing.floor_us).median,
+      ratio_to_floor(timing),
+      active_gbps(timing),
+      timing.active_bytes / 1e6,
+      timing.calls_per_replay,
+      result.num_weight_copies);
+}
+
+std::string device_bench_json(const DeviceBenchResult& result,
+                              const Plan& plan,
+                              const std::string& command_line) {
+  const DeviceTiming& timing = result.timing;
+  return json_line(
+      {{"subject", result.subject},
+       {"case", result.case_line},
+       {"tokens", result.num_tokens},
+       {"recipe", recipe_info(plan.problem().recipe).name},
+       {"device", device_json({"cuda", plan->device})},
+       {"driver", timing.driver_version},
+       {"version", build_version()},
+       {"commit", build_commit()},
+       {"dirty", build_is_dirty()},
+       {"command", command_line},
+       {"plan", plan.to_text(result.num_tokens)},
+       {"method", "graph replay, own routing per call, cold rotating weight copies, ids to output"},
+       {"weight_copies", result.num_weight_copies},
+       {"calls_per_replay", timing.calls_per_replay},
+       {"time_us", spread_json(spread_of(timing.layer_us))},
+       {"floor_us", spread_json(spread_of(timing.floor_us))},
+       {"floor_kernel", timing.floor_kernel},
+       {"ratio", ratio_to_floor(timing)},
+       {"active_weight_bytes", timing.active_bytes},
+       {"gbps", active_gbps(timing)},
+       {"check", report_json(result.check, result.num_tokens)},
+       {"samples_us", timing.layer_us}});
+}
+
 }  // namespace moekit::cli

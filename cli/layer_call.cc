@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -113,6 +114,10 @@ Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
 Result<Runtime> create_runtime(const LayerOptions& options) {
   RuntimeOptions runtime;
   runtime.num_threads = options.threads.value_or(0);
+  if (options.device && options.device->rfind("cuda:", 0) == 0) {
+    // resolve_device has read it before.
+    runtime.cuda_device = std::atoi(options.device->c_str() + 5);
+  }
   return Runtime::create(runtime);
 }
 
@@ -129,6 +134,9 @@ Result<LayerSetup> set_up_layer(Console& console,
   MOEKIT_ASSIGN_OR_RETURN(PackedExperts experts, prepare(plan, source, prepare_options));
   console.clear_progress();
   MOEKIT_ASSIGN_OR_RETURN(Runtime runtime, create_runtime(options));
+  if (plan->device.arch != Arch::kCpu) {
+    MOEKIT_ASSIGN_OR_RETURN(experts, upload(runtime, experts));
+  }
   MOEKIT_ASSIGN_OR_RETURN(AlignedBuffer workspace, AlignedBuffer::allocate(plan.workspace_bytes()));
   return LayerSetup{plan, std::move(experts), std::move(runtime), std::move(workspace)};
 }

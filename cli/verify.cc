@@ -185,10 +185,8 @@ Result<VerifyReport> check_checkpoint_call(Console& console,
   MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, subject.device, subject.overrides));
   MOEKIT_ASSIGN_OR_RETURN(const LayerSetup setup,
                           set_up_layer(console, plan, layer.source, options.layer));
-  MOEKIT_ASSIGN_OR_RETURN(
-      const Binding binding,
-      moekit::bind(setup.runtime, plan, setup.experts, setup.workspace.span(), arguments));
-  MOEKIT_RETURN_IF_ERROR(run(setup.runtime, binding));
+  MOEKIT_RETURN_IF_ERROR(
+      run_host_tensors(setup.runtime, plan, setup.experts, setup.workspace.span(), arguments));
   return verify_call(plan, layer.source, arguments, setup.workspace.span());
 }
 

@@ -11,7 +11,9 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "moekit/dtype.h"
 #include "moekit/experts.h"
@@ -142,6 +144,47 @@ struct Stream {
 [[nodiscard]] Status run(const Runtime& runtime,
                          const Binding& binding,
                          Stream stream = {}) noexcept;
+
+/// Runs the layer once on tensors and workspace in host memory, whatever device the plan is for. A
+/// CUDA plan's inputs, workspace and output travel; experts too, where they were not uploaded. For
+/// tools and checks: it allocates.
+///
+/// Errors  as bind, run and upload; kOutOfMemory where the GPU has no room
+/// Effects returns when output and workspace are written
+[[nodiscard]] Status run_host_tensors(const Runtime& runtime,
+                                      const Plan& plan,
+                                      const PackedExperts& experts,
+                                      std::span<std::byte> workspace,
+                                      const RunArguments& arguments) noexcept;
+
+struct DeviceTimingOptions {
+  int warmups = 3;   // replays before the first timed one
+  int repeats = 15;  // timed replays of the layer's graph and of the floor's, in turn
+};
+
+/// One timed series on a GPU. Times are per call: a replay's divided by its number of calls.
+struct DeviceTiming {
+  std::string device{};
+  int driver_version = 0;  // 13000: driver of CUDA 13.0
+  std::int64_t calls_per_replay = 0;
+  double active_bytes = 0.0;       // packed weights of a call's active experts, in the mean
+  std::vector<double> layer_us{};  // one per replay: top-k ids in, summed output out
+  std::vector<double> floor_us{};  // the same experts' bytes, only read: one launch, one barrier
+  std::string floor_kernel{};      // the faster of the floor's kernels
+};
+
+/// Captures one graph of all `calls` (host tensors, of equal shape, with their own routing), call i
+/// on weight copy i modulo copies.size(), and one graph that only reads the same experts' weights;
+/// replays them in turn.
+///
+/// Errors  kInvalidArgument  no copies or calls, experts not uploaded, a plan that routes or has
+///                           an expert map; and what bind refuses
+///         kUnsupported      a GPU that the floor's kernels are not written for
+[[nodiscard]] Result<DeviceTiming> time_on_device(const Runtime& runtime,
+                                                  const Plan& plan,
+                                                  std::span<const PackedExperts> copies,
+                                                  std::span<const RunArguments> calls,
+                                                  const DeviceTimingOptions& options = {}) noexcept;
 
 }  // namespace moekit
 

@@ -285,6 +285,55 @@ class DriverFake {
     fill_kernels(table);
   }
 
+  /// Mapped memory is host memory of 4 KiB granules; nothing beyond it faults.
+  static void fill_mapping(DriverTable& table) {
+    table.address_reserve = [](CuDevicePointer* pointer,
+                               std::size_t bytes,
+                               std::size_t,
+                               CuDevicePointer,
+                               unsigned long long) {
+      *pointer = reinterpret_cast<std::uintptr_t>(std::aligned_alloc(4096, bytes));
+      return record("address_reserve");
+    };
+    table.address_free = [](CuDevicePointer pointer, std::size_t) {
+      std::free(host(pointer));
+      return record("address_free");
+    };
+    table.memory_granularity = [](std::size_t* bytes, const CuAllocationProperties*, int) {
+      *bytes = 4096;
+      return record("memory_granularity");
+    };
+    table.memory_create =
+        [](CuMemoryHandle* handle, std::size_t, const CuAllocationProperties*, unsigned long long) {
+          *handle = 1;
+          return record("memory_create");
+        };
+    table.memory_release = [](CuMemoryHandle) { return record("memory_release"); };
+    table.memory_map = [](CuDevicePointer pointer,
+                          std::size_t bytes,
+                          std::size_t,
+                          CuMemoryHandle,
+                          unsigned long long) {
+      const CuResult result = record("memory_map");
+      if (result == kCuSuccess) {
+        const std::lock_guard lock(instance().mutex);
+        instance().allocations[pointer] = bytes;
+      }
+      return result;
+    };
+    table.memory_unmap = [](CuDevicePointer pointer, std::size_t) {
+      {
+        const std::lock_guard lock(instance().mutex);
+        instance().allocations.erase(pointer);
+      }
+      return record("memory_unmap");
+    };
+    table.memory_set_access =
+        [](CuDevicePointer, std::size_t, const CuAccessDescription*, std::size_t) {
+          return record("memory_set_access");
+        };
+  }
+
   static void fill_memory(DriverTable& table) {
     table.memory_alloc = allocate;
     table.memory_free = release;
@@ -293,6 +342,7 @@ class DriverFake {
       *total_bytes = 2000;
       return record("memory_get_info");
     };
+    fill_mapping(table);
     table.host_alloc = [](void** pointer, std::size_t bytes, unsigned) {
       *pointer = std::malloc(bytes);
       return record("host_alloc");

@@ -48,6 +48,14 @@ void fill_memory(DriverTable& table, Filler& fill) {
   fill(table.memory_alloc, "cuMemAlloc_v2");
   fill(table.memory_free, "cuMemFree_v2");
   fill(table.memory_get_info, "cuMemGetInfo_v2");
+  fill(table.address_reserve, "cuMemAddressReserve");
+  fill(table.address_free, "cuMemAddressFree");
+  fill(table.memory_granularity, "cuMemGetAllocationGranularity");
+  fill(table.memory_create, "cuMemCreate");
+  fill(table.memory_release, "cuMemRelease");
+  fill(table.memory_map, "cuMemMap");
+  fill(table.memory_unmap, "cuMemUnmap");
+  fill(table.memory_set_access, "cuMemSetAccess");
   fill(table.host_alloc, "cuMemHostAlloc");
   fill(table.host_free, "cuMemFreeHost");
   fill(table.copy_to_device, "cuMemcpyHtoDAsync_v2");

@@ -98,6 +98,34 @@ struct alignas(64) CuTensorMap {
 
 static_assert(sizeof(CuTensorMap) == 128);
 
+// Memory mapped by hand: CUmemAllocationProp and CUmemAccessDesc.
+inline constexpr int kCuMemoryPinned = 1;
+inline constexpr int kCuLocationDevice = 1;
+inline constexpr int kCuAccessReadWrite = 3;
+using CuMemoryHandle = unsigned long long;
+
+struct CuMemoryLocation {
+  int type = kCuLocationDevice;
+  int id = 0;
+};
+
+struct CuAllocationProperties {
+  int type = kCuMemoryPinned;
+  int handle_types = 0;
+  CuMemoryLocation location{};
+  void* windows_attributes = nullptr;
+  std::array<unsigned char, 8> flags{};
+};
+
+static_assert(sizeof(CuAllocationProperties) == 32);
+
+struct CuAccessDescription {
+  CuMemoryLocation location{};
+  int flags = kCuAccessReadWrite;
+};
+
+static_assert(sizeof(CuAccessDescription) == 12);
+
 struct DriverTable {
   CuResult (*init)(unsigned flags) = nullptr;
   CuResult (*driver_get_version)(int* version) = nullptr;
@@ -117,6 +145,30 @@ struct DriverTable {
   CuResult (*memory_alloc)(CuDevicePointer* pointer, std::size_t bytes) = nullptr;
   CuResult (*memory_free)(CuDevicePointer pointer) = nullptr;
   CuResult (*memory_get_info)(std::size_t* free_bytes, std::size_t* total_bytes) = nullptr;
+  CuResult (*address_reserve)(CuDevicePointer* pointer,
+                              std::size_t bytes,
+                              std::size_t alignment,
+                              CuDevicePointer wanted,
+                              unsigned long long flags) = nullptr;
+  CuResult (*address_free)(CuDevicePointer pointer, std::size_t bytes) = nullptr;
+  CuResult (*memory_granularity)(std::size_t* bytes,
+                                 const CuAllocationProperties* properties,
+                                 int option) = nullptr;
+  CuResult (*memory_create)(CuMemoryHandle* handle,
+                            std::size_t bytes,
+                            const CuAllocationProperties* properties,
+                            unsigned long long flags) = nullptr;
+  CuResult (*memory_release)(CuMemoryHandle handle) = nullptr;
+  CuResult (*memory_map)(CuDevicePointer pointer,
+                         std::size_t bytes,
+                         std::size_t offset,
+                         CuMemoryHandle handle,
+                         unsigned long long flags) = nullptr;
+  CuResult (*memory_unmap)(CuDevicePointer pointer, std::size_t bytes) = nullptr;
+  CuResult (*memory_set_access)(CuDevicePointer pointer,
+                                std::size_t bytes,
+                                const CuAccessDescription* description,
+                                std::size_t count) = nullptr;
   CuResult (*host_alloc)(void** pointer, std::size_t bytes, unsigned flags) = nullptr;
   CuResult (*host_free)(void* pointer) = nullptr;
   CuResult (*copy_to_device)(CuDevicePointer to,

@@ -10,20 +10,83 @@ namespace moekit::cuda {
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : device_(std::move(other.device_)),
       address_(std::exchange(other.address_, 0)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
+      bytes_(std::exchange(other.bytes_, 0)),
+      mapping_(std::exchange(other.mapping_, {})) {}
 
 DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(address_, other.address_);
   std::swap(bytes_, other.bytes_);
+  std::swap(mapping_, other.mapping_);
   return *this;
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  if (address_ != 0) {
-    const CurrentContext current(*device_);
+  if (address_ == 0) {
+    return;
+  }
+  const CurrentContext current(*device_);
+  if (mapping_.base != 0) {
+    unmap(*device_, mapping_);
+  } else {
     device_->driver().memory_free(address_);
   }
+}
+
+void DeviceBuffer::unmap(const Device& device, const Mapping& mapping) {
+  if (mapping.mapped_bytes != 0) {
+    device.driver().memory_unmap(mapping.base, mapping.mapped_bytes);
+  }
+  device.driver().address_free(mapping.base, mapping.reserved_bytes);
+}
+
+Status DeviceBuffer::map(Device& device, Mapping& mapping) {
+  const DriverTable& driver = device.driver();
+  const CuAllocationProperties properties{.location = {.id = device.ordinal()}};
+  const std::size_t bytes = mapping.mapped_bytes;
+  mapping.mapped_bytes = 0;  // until it is
+  MOEKIT_RETURN_IF_ERROR(
+      device.check(driver.address_reserve(&mapping.base, mapping.reserved_bytes, 0, 0, 0),
+                   "reserving addresses"));
+  CuMemoryHandle handle = 0;
+  MOEKIT_RETURN_IF_ERROR(device.check(driver.memory_create(&handle, bytes, &properties, 0),
+                                      base::cat("creating ", bytes, " bytes of memory")));
+  const CuResult mapped = driver.memory_map(mapping.base, bytes, 0, handle, 0);
+  // The mapping keeps the memory; without one it goes here.
+  driver.memory_release(handle);
+  MOEKIT_RETURN_IF_ERROR(device.check(mapped, "mapping memory"));
+  mapping.mapped_bytes = bytes;
+  const CuAccessDescription access{.location = {.id = device.ordinal()}};
+  return device.check(driver.memory_set_access(mapping.base, bytes, &access, 1),
+                      "opening mapped memory");
+}
+
+Result<DeviceBuffer> DeviceBuffer::allocate_guarded(const DevicePointer& device,
+                                                    std::size_t bytes) {
+  DeviceBuffer buffer;
+  if (bytes == 0) {
+    return buffer;
+  }
+  const CurrentContext current(*device);
+  MOEKIT_RETURN_IF_ERROR(current.status());
+  const CuAllocationProperties properties{.location = {.id = device->ordinal()}};
+  std::size_t granule = 0;
+  MOEKIT_RETURN_IF_ERROR(device->check(
+      device->driver().memory_granularity(&granule, &properties, 0), "asking for the granularity"));
+  Mapping mapping;
+  mapping.mapped_bytes = (bytes + granule - 1) / granule * granule;
+  mapping.reserved_bytes = mapping.mapped_bytes + granule;
+  if (const Status status = map(*device, mapping); !status.ok()) {
+    if (mapping.base != 0) {
+      unmap(*device, mapping);
+    }
+    return status;
+  }
+  buffer.device_ = device;
+  buffer.mapping_ = mapping;
+  buffer.address_ = mapping.base + (mapping.mapped_bytes - bytes);
+  buffer.bytes_ = bytes;
+  return buffer;
 }
 
 std::byte* DeviceBuffer::pointer() const noexcept {

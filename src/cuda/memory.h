@@ -32,6 +32,13 @@ class DeviceBuffer {
   [[nodiscard]] static Result<DeviceBuffer> allocate(const DevicePointer& device,
                                                      std::size_t bytes);
 
+  /// Memory whose last byte is the last of its mapping: what reads or writes past it faults. For
+  /// checks; the address is as aligned as `bytes` is.
+  ///
+  /// Errors  as allocate
+  [[nodiscard]] static Result<DeviceBuffer> allocate_guarded(const DevicePointer& device,
+                                                             std::size_t bytes);
+
   [[nodiscard]] CuDevicePointer address() const noexcept { return address_; }
 
   /// The address as a pointer to hand to kernels and views; never to be dereferenced here.
@@ -43,6 +50,18 @@ class DeviceBuffer {
   DevicePointer device_{};
   CuDevicePointer address_ = 0;
   std::size_t bytes_ = 0;
+
+  /// Of guarded memory: a mapped run of granules and one behind it that is only reserved.
+  struct Mapping {
+    CuDevicePointer base = 0;
+    std::size_t mapped_bytes = 0;
+    std::size_t reserved_bytes = 0;
+  };
+
+  [[nodiscard]] static Status map(Device& device, Mapping& mapping);
+  static void unmap(const Device& device, const Mapping& mapping);
+
+  Mapping mapping_{};
 };
 
 /// Page-locked host memory: what copies at full speed and asynchronously.

@@ -5,6 +5,7 @@
 
 #include "kernels/decode_gemv/planner.h"
 #include "kernels/grouped_gemm/planner.h"
+#include "kernels/memory_floor/floor.h"
 #include "kernels/quantize_rows/quantize.h"
 #include "kernels/route_topk/planner.h"
 
@@ -34,6 +35,8 @@ std::span<const CudaEntry> cuda_catalog() noexcept {
     }
     // A step of recipes with quantised activations, which no plan for a GPU has yet.
     made.rows[made.count++] = {"quantize_rows", &quantize_rows::kCuda};
+    // What layers are measured against; no plan has it.
+    made.rows[made.count++] = {"memory_floor", &memory_floor::kCuda};
     return made;
   }();
   return std::span(entries.rows).first(entries.count);
