@@ -82,7 +82,8 @@ Status run_self_test(const DevicePointer& device,
   std::vector<std::vector<std::byte>> got(buffers.size());
   for (std::size_t i = 0; i < buffers.size(); ++i) {
     got[i].resize(test.buffers[i].after.size());
-    MOEKIT_RETURN_IF_ERROR(stream.download(got[i], buffers[i].address()));
+    MOEKIT_RETURN_IF_ERROR(stream.download(got[i], buffers[i].address())
+                               .with_context(base::cat("self-test of kernel ", kernel.name)));
   }
   MOEKIT_RETURN_IF_ERROR(
       stream.synchronize().with_context(base::cat("self-test of kernel ", kernel.name)));
