@@ -151,7 +151,7 @@ TEST_F(DecodeGpu, EveryCaseOfTheSuitesThatItServes) {
       cases.push_back(verify_case);
     }
   }
-  EXPECT_GE(cases.size(), 100U);
+  EXPECT_GE(cases.size(), 40U);
   check_all(cases);
 }
 
