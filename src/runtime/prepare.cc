@@ -15,6 +15,7 @@
 #include "base/cpu_info.h"
 #include "base/text.h"
 #include "device/numerics/bf16.h"
+#include "formats/exact_range.h"
 #include "runtime/state.h"
 
 namespace moekit {
@@ -143,6 +144,17 @@ Status check_expert(const Problem& problem, const ExpertWeights& expert) {
       check_bias(expert.gate_bias, problem.gate_up_bias && gated, inner, "gate bias"));
   MOEKIT_RETURN_IF_ERROR(check_bias(expert.up_bias, problem.gate_up_bias, inner, "up bias"));
   return check_bias(expert.down_bias, problem.down_bias, problem.hidden_size, "down bias");
+}
+
+// What the layout cannot hold is refused, never rounded.
+Status check_exactness(const plan::PackedLayout& layout, const ExpertWeights& expert) {
+  if (layout.gate_up.shape.num_parts == 2) {
+    MOEKIT_RETURN_IF_ERROR(
+        formats::check_exact_range(*layout.packing, expert.gate).with_context(kProjectionNames[0]));
+  }
+  MOEKIT_RETURN_IF_ERROR(
+      formats::check_exact_range(*layout.packing, expert.up).with_context(kProjectionNames[1]));
+  return formats::check_exact_range(*layout.packing, expert.down).with_context(kProjectionNames[2]);
 }
 
 // Packs one unit, panels split over the pool's threads.
@@ -321,6 +333,8 @@ Result<PackedExperts> prepare(const Plan& plan,
     for (std::int64_t expert = 0; expert < num_experts; ++expert) {
       const ExpertWeights& weights = source.experts[static_cast<std::size_t>(expert)];
       MOEKIT_RETURN_IF_ERROR(check_expert(problem, weights).with_context(cat("expert ", expert)));
+      MOEKIT_RETURN_IF_ERROR(
+          check_exactness(state->layout, weights).with_context(cat("expert ", expert)));
       pack_expert(state->layout, expert, weights, state->base, *pool);
       if (options.progress && !options.progress({expert + 1, num_experts})) {
         return failed_precondition(
