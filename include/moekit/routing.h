@@ -23,6 +23,7 @@ enum class Scoring : std::uint8_t {
   kSigmoid,          // per expert
   kSoftmaxSelected,  // select by logit, then softmax over the selected (gpt-oss)
   kNone,             // the logit itself
+  kSqrtSoftplus,     // sqrt(log(1 + e^logit)) per expert
 };
 
 [[nodiscard]] std::string_view scoring_name(Scoring scoring) noexcept;
@@ -41,18 +42,30 @@ struct Routing {
       false;           // divide by the sum of the selected weights + 1e-20; a zero sum gives 0
   float scale = 1.0F;  // multiplies the weights last
   bool correction_bias = false;  // an f32 vector [num_experts] is given to the call
+  bool expert_scale = false;     // an f32 vector [num_experts]: multiplies the weights last of all
+  bool hash_table = false;       // ids come from a table by token id; weights as for selected ids
 
   friend bool operator==(const Routing&, const Routing&) = default;
 };
 
-/// Checks ranges: 1 <= num_experts <= 1024, 1 <= top_k <= min(32, num_experts), groups divide
-/// experts, 1 <= top_groups <= num_groups, finite scale, and top_k <= experts in the eligible
-/// groups.
+/// Checks ranges, and that a hash table comes without groups and correction bias: 1 <= num_experts
+/// <= 1024, 1 <= top_k <= min(32, num_experts), groups divide experts, 1 <= top_groups <=
+/// num_groups, finite scale, and top_k <= experts in the eligible groups.
 [[nodiscard]] Status validate_routing(const Routing& routing) noexcept;
+
+/// Expert ids by token id. A token id outside the table, and an entry outside the experts or with a
+/// logit that is not finite, give id -1 and weight 0.
+struct HashTable {
+  const std::int32_t* expert_ids = nullptr;  // [num_rows, top_k]
+  std::int64_t num_rows = 0;                 // the vocabulary
+  TensorView token_ids{};                    // [num_tokens] i32 or i64
+};
 
 struct RouteArguments {
   TensorView logits;  // [num_tokens, num_experts] f32, bf16 or f16; row stride free
   const float* correction_bias = nullptr;  // [num_experts]
+  const float* expert_scale = nullptr;     // [num_experts] where the routing asks for it
+  HashTable hash_table{};                  // where the routing asks for it
   MutableTensorView topk_ids;              // [num_tokens, top_k] i32
   MutableTensorView topk_weights;          // [num_tokens, top_k] f32
 };

@@ -54,7 +54,9 @@ struct RunArguments {
   TensorView topk_ids{};       // [num_tokens, top_k] i32 or i64; unused with problem.routing
   TensorView topk_weights{};   // [num_tokens, top_k] f32; unused with problem.routing
   TensorView router_logits{};  // [num_tokens, router_experts] with problem.routing
-  const float* correction_bias = nullptr;  // [router_experts] where problem.routing asks for it
+  const float* correction_bias = nullptr;      // [router_experts] where problem.routing asks for it
+  const float* router_expert_scale = nullptr;  // [router_experts] where problem.routing asks for it
+  HashTable router_hash_table{};               // where problem.routing asks for it
   const std::int32_t* expert_map =
       nullptr;              // [router_experts] with problem.expert_map: local id or -1
   TensorView shared{};      // [num_tokens, hidden] where problem.shared asks for it

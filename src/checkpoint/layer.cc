@@ -217,6 +217,20 @@ Status fill_problem(const Checkpoint::State& state,
   return {};
 }
 
+// Where every expert has one (a partial list was dropped), the matrices carry theirs.
+void set_input_scales(const LayerWeights& weights, ExpertsSource& source) {
+  const std::pair<const std::vector<float>*, WeightMatrix ExpertWeights::*> projections[] = {
+      {&weights.input_scales_gate, &ExpertWeights::gate},
+      {&weights.input_scales_up, &ExpertWeights::up},
+      {&weights.input_scales_down, &ExpertWeights::down}};
+  for (const auto& [scales, matrix] : projections) {
+    for (std::size_t e = 0; e < source.experts.size() && scales->size() == source.experts.size();
+         ++e) {
+      (source.experts[e].*matrix).input_scale = (*scales)[e];
+    }
+  }
+}
+
 }  // namespace
 
 Result<CheckpointLayer> read_layer(const Checkpoint::State& state, std::int64_t layer_id) {
@@ -257,6 +271,7 @@ Result<CheckpointLayer> read_layer(const Checkpoint::State& state, std::int64_t 
   }
   layer.source.experts = std::move(weights->experts);
   layer.storage = std::move(weights->storage);
+  set_input_scales(*weights, layer.source);
   layer.input_scales_gate = std::move(weights->input_scales_gate);
   layer.input_scales_up = std::move(weights->input_scales_up);
   layer.input_scales_down = std::move(weights->input_scales_down);

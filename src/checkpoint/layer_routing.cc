@@ -258,6 +258,8 @@ std::string_view scoring_word(Scoring scoring) {
       return "sigmoid";
     case Scoring::kSoftmaxSelected:
       return "softmax_selected";
+    case Scoring::kSqrtSoftplus:
+      return "sqrt_softplus";
     case Scoring::kNone:
       break;
   }

@@ -87,7 +87,9 @@ Json write_routing(const Routing& r) {
           {"top_groups", r.top_groups},
           {"renormalize", r.renormalize},
           {"scale", r.scale},
-          {"correction_bias", r.correction_bias}};
+          {"correction_bias", r.correction_bias},
+          {"expert_scale", r.expert_scale},
+          {"hash_table", r.hash_table}};
 }
 
 Routing read_routing(const Json& json) {
@@ -100,6 +102,8 @@ Routing read_routing(const Json& json) {
   json.at("renormalize").get_to(r.renormalize);
   json.at("scale").get_to(r.scale);
   json.at("correction_bias").get_to(r.correction_bias);
+  json.at("expert_scale").get_to(r.expert_scale);
+  json.at("hash_table").get_to(r.hash_table);
   return r;
 }
 

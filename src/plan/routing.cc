@@ -14,7 +14,8 @@ using base::cat;
 constexpr base::Named<Scoring> kScorings[] = {{Scoring::kSoftmax, "softmax"},
                                               {Scoring::kSigmoid, "sigmoid"},
                                               {Scoring::kSoftmaxSelected, "softmax_selected"},
-                                              {Scoring::kNone, "none"}};
+                                              {Scoring::kNone, "none"},
+                                              {Scoring::kSqrtSoftplus, "sqrt_softplus"}};
 
 Status check_groups(const Routing& routing) {
   if (routing.num_groups < 1 || routing.num_experts % routing.num_groups != 0) {
@@ -72,6 +73,11 @@ Status validate_routing(const Routing& routing) noexcept {
   }
   if (!std::isfinite(routing.scale)) {
     return invalid_argument(cat("routing scale ", routing.scale, ", expected finite"));
+  }
+  if (routing.hash_table && (routing.num_groups != 1 || routing.correction_bias)) {
+    return invalid_argument(
+        "routing by hash table selects nothing: groups and correction_bias "
+        "have no meaning beside it");
   }
   return check_groups(routing);
 }

@@ -58,6 +58,13 @@ std::vector<Bounded> scores_of(const Routing& routing, std::span<const double> l
         scores[e] = {score, 16.0 * kEpsilon * score + kSmallest};
         break;
       }
+      case Scoring::kSqrtSoftplus: {
+        const double softplus = std::max(logit, 0.0) + std::log1p(std::exp(-std::fabs(logit)));
+        const double score = std::sqrt(softplus);
+        // Below e^-80 an f32 exponential turns subnormal, and its root keeps half as many digits.
+        scores[e] = {score, 16.0 * kEpsilon * score + (logit < -80.0 ? power_of_two(-57) : 0.0)};
+        break;
+      }
       case Scoring::kSoftmaxSelected:
       case Scoring::kNone:
         scores[e] = {logit, 0.0};
@@ -312,9 +319,29 @@ std::string judge_omissions(const Judged& judged, const std::vector<bool>& chose
   return {};
 }
 
-std::string judge_weights(const Judged& judged) {
-  const std::vector<Bounded> weights =
-      weights_of(judged.routing, judged.logits, judged.selection.ids);
+// Ids that a table names stand where they are; the ones that it may not name are -1.
+std::string judge_hashed_ids(const Judged& judged, const std::int32_t* hashed_ids) {
+  for (std::size_t slot = 0; slot < judged.selection.ids.size(); ++slot) {
+    const std::int32_t named = hashed_ids[slot];
+    const bool legal = named >= 0 && static_cast<std::size_t>(named) < judged.logits.size() &&
+                       judged.logits[static_cast<std::size_t>(named)] != -kInfinity;
+    if (judged.selection.ids[slot] != (legal ? named : -1)) {
+      return cat("slot ", slot, " has id ", judged.selection.ids[slot], ", the table says ", named);
+    }
+  }
+  return {};
+}
+
+std::string judge_weights(const Judged& judged, const float* expert_scale) {
+  std::vector<Bounded> weights = weights_of(judged.routing, judged.logits, judged.selection.ids);
+  for (std::size_t slot = 0; expert_scale != nullptr && slot < weights.size(); ++slot) {
+    const std::int32_t id = judged.selection.ids[slot];
+    const double scale =
+        id < 0 ? 0.0 : static_cast<double>(expert_scale[static_cast<std::size_t>(id)]);
+    weights[slot].value *= scale;
+    weights[slot].error =
+        weights[slot].error * std::fabs(scale) + 2.0 * kEpsilon * std::fabs(weights[slot].value);
+  }
   for (std::size_t slot = 0; slot < weights.size(); ++slot) {
     const double actual = judged.selection.weights[slot];
     if (!(std::fabs(actual - weights[slot].value) <= weights[slot].error)) {
@@ -336,8 +363,13 @@ std::string judge_weights(const Judged& judged) {
 std::string judge_selection(const Routing& routing,
                             std::span<const double> logits,
                             const float* bias,
-                            const Selection& selection) {
+                            const Selection& selection,
+                            const RoutingExtras& extras) {
   Judged judged{routing, logits, bias, selection};
+  if (extras.hashed_ids != nullptr) {
+    const std::string wrong = judge_hashed_ids(judged, extras.hashed_ids);
+    return wrong.empty() ? judge_weights(judged, extras.expert_scale) : wrong;
+  }
   judged.keys = keys_of(scores_of(routing, logits), bias);
   judged.eligible = eligible_groups(routing, group_scores(routing, judged.keys));
   std::vector<bool> chosen(logits.size(), false);
@@ -348,7 +380,7 @@ std::string judge_selection(const Routing& routing,
   if (failure.empty()) {
     failure = judge_omissions(judged, chosen);
   }
-  return failure.empty() ? judge_weights(judged) : failure;
+  return failure.empty() ? judge_weights(judged, extras.expert_scale) : failure;
 }
 
 }  // namespace moekit::reference

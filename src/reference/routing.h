@@ -26,6 +26,12 @@ struct Selection {
   std::vector<double> weights{};
 };
 
+/// What a routing may ask for beside a correction bias.
+struct RoutingExtras {
+  const float* expert_scale = nullptr;       // [num_experts]
+  const std::int32_t* hashed_ids = nullptr;  // [top_k]: the token's row of the hash table
+};
+
 /// The rules evaluated in double; ties go to the lowest id.
 ///
 /// Shapes  logits [num_experts] from read_logits; bias null or [num_experts]
@@ -37,6 +43,7 @@ struct Selection {
 [[nodiscard]] std::string judge_selection(const Routing& routing,
                                           std::span<const double> logits,
                                           const float* bias,
-                                          const Selection& selection);
+                                          const Selection& selection,
+                                          const RoutingExtras& extras = {});
 
 }  // namespace moekit::reference

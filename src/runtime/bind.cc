@@ -101,6 +101,25 @@ Status check_routes(const Problem& problem, const RunArguments& arguments, std::
     if (problem.routing->correction_bias && arguments.correction_bias == nullptr) {
       return invalid_argument("correction_bias is null, but the routing asks for one");
     }
+    if (problem.routing->expert_scale && arguments.router_expert_scale == nullptr) {
+      return invalid_argument("router_expert_scale is null, but the routing asks for one");
+    }
+    if (problem.routing->hash_table) {
+      const HashTable& table = arguments.router_hash_table;
+      const DType ids = table.token_ids.dtype;
+      if (table.expert_ids == nullptr || table.num_rows < 1 || table.token_ids.rank != 1 ||
+          table.token_ids.shape[0] != tokens || (ids != DType::kI32 && ids != DType::kI64)) {
+        return invalid_argument(cat("router_hash_table has ",
+                                    table.num_rows,
+                                    " rows and token_ids of ",
+                                    dtype_name(ids),
+                                    " with ",
+                                    table.token_ids.shape[0],
+                                    " elements, expected a table and i32 or i64 [",
+                                    tokens,
+                                    "]"));
+      }
+    }
     return check_matrix(arguments.router_logits,
                         {"router_logits", tokens, num_router_experts(problem)});
   }

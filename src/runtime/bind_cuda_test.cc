@@ -33,7 +33,7 @@ void route_body(const std::string&, const cuda::CuLaunchConfig&, const void* arg
   kernels::route_topk::route_tokens(
       args.params,
       matrix_view(args.logits, DType::kF32, args.num_tokens, args.params.num_experts),
-      args.bias,
+      {.correction_bias = args.bias},
       {0, args.num_tokens, args.ids, args.params.top_k, args.weights, args.params.top_k});
 }
 

@@ -4,6 +4,7 @@
 // output) and hands it to the oracle.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <thread>
 
@@ -87,6 +88,8 @@ Result<Routes> routes_of(const RunInView& view) {
   RouteArguments again;
   again.logits = view.arguments.router_logits;
   again.correction_bias = view.arguments.correction_bias;
+  again.expert_scale = view.arguments.router_expert_scale;
+  again.hash_table = view.arguments.router_hash_table;
   again.topk_ids =
       matrix_view(static_cast<void*>(routes.ids.data()), DType::kI32, view.num_tokens, top_k);
   again.topk_weights =
@@ -104,6 +107,28 @@ Result<Routes> routes_of(const RunInView& view) {
   return routes;
 }
 
+// A token id outside the table names no expert.
+reference::RoutingExtras extras_of(const RunInView& view, std::int64_t token) {
+  static constexpr auto kNobody = [] {
+    std::array<std::int32_t, kMaxTopK> ids{};
+    ids.fill(-1);
+    return ids;
+  }();
+  const Routing& routing = *view.plan.problem().routing;
+  reference::RoutingExtras extras;
+  extras.expert_scale = routing.expert_scale ? view.arguments.router_expert_scale : nullptr;
+  if (routing.hash_table) {
+    const HashTable& table = view.arguments.router_hash_table;
+    const std::int64_t at = token * table.token_ids.strides[0];
+    const std::int64_t id = table.token_ids.dtype == DType::kI64
+                                ? static_cast<const std::int64_t*>(table.token_ids.data)[at]
+                                : static_cast<const std::int32_t*>(table.token_ids.data)[at];
+    extras.hashed_ids =
+        id < 0 || id >= table.num_rows ? kNobody.data() : table.expert_ids + id * routing.top_k;
+  }
+  return extras;
+}
+
 // The first token whose selection no f32 evaluation of the rules gives.
 std::string judge_routes(const RunInView& view, const Routes& routes) {
   const Problem& problem = view.plan.problem();
@@ -116,8 +141,8 @@ std::string judge_routes(const RunInView& view, const Routes& routes) {
       selection.weights.push_back(static_cast<double>(routes.weights[at]));
     }
     const float* bias = problem.routing->correction_bias ? view.arguments.correction_bias : nullptr;
-    const std::string failure =
-        reference::judge_selection(*problem.routing, logits, bias, selection);
+    const std::string failure = reference::judge_selection(
+        *problem.routing, logits, bias, selection, extras_of(view, token));
     if (!failure.empty()) {
       return cat("routing of token ", token, ": ", failure);
     }

@@ -83,7 +83,9 @@ std::string routing_text(const std::optional<Routing>& routing) {
   if (routing->scale != 1.0F) {
     text += cat(",scale:", routing->scale);
   }
-  return routing->correction_bias ? text + ",bias" : text;
+  text += routing->correction_bias ? ",bias" : "";
+  text += routing->expert_scale ? ",expert_scale" : "";
+  return routing->hash_table ? text + ",hash" : text;
 }
 
 Status read_routing_word(std::string_view word, Routing& routing) {
@@ -93,6 +95,14 @@ Status read_routing_word(std::string_view word, Routing& routing) {
   }
   if (word == "bias") {
     routing.correction_bias = true;
+    return {};
+  }
+  if (word == "expert_scale") {
+    routing.expert_scale = true;
+    return {};
+  }
+  if (word == "hash") {
+    routing.hash_table = true;
     return {};
   }
   if (word.substr(0, 6) == "scale:") {
@@ -107,7 +117,8 @@ Status read_routing_word(std::string_view word, Routing& routing) {
       return read_integer("routing groups", counts.substr(colon + 1), routing.top_groups);
     }
   }
-  return bad_value("routing", word, "renormalize, bias, scale:X or groups:N:TOP");
+  return bad_value(
+      "routing", word, "renormalize, bias, expert_scale, hash, scale:X or groups:N:TOP");
 }
 
 Status read_routing(std::string_view text, std::optional<Routing>& routing) {

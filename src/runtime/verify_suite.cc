@@ -146,6 +146,8 @@ struct RouteLevel {
   bool bias = false;
   bool renormalize = false;
   float scale = 1.0F;
+  bool expert_scale = false;
+  bool hash = false;
 };
 
 const RouteLevel kRouteLevels[] = {
@@ -165,6 +167,18 @@ const RouteLevel kRouteLevels[] = {
     {RouteQuirk::kTiedLogits, IdQuirk::kInt32, Scoring::kSoftmax},
     {RouteQuirk::kMaskedLogits, IdQuirk::kInt32, Scoring::kSigmoid, false, true, true, 1.0F},
     {RouteQuirk::kMaskedLogits, IdQuirk::kInt32, Scoring::kSoftmaxSelected},
+    {RouteQuirk::kUniform, IdQuirk::kInt32, Scoring::kSqrtSoftplus, false, true, true, 1.5F},
+    {RouteQuirk::kMaskedLogits,
+     IdQuirk::kInt32,
+     Scoring::kSqrtSoftplus,
+     false,
+     false,
+     true,
+     1.5F,
+     false,
+     true},
+    {RouteQuirk::kUniform, IdQuirk::kInt32, Scoring::kSoftmax, false, false, true, 1.0F, true},
+    {RouteQuirk::kUniform, IdQuirk::kInt32, Scoring::kNone},
 };
 
 int level_of(const LevelRow& row, Factor factor) {
@@ -255,6 +269,8 @@ void set_routes(const LevelRow& row, Problem& problem, Quirks& quirks) {
   routing.correction_bias = level.bias;
   routing.renormalize = level.renormalize;
   routing.scale = level.scale;
+  routing.expert_scale = level.expert_scale;
+  routing.hash_table = level.hash;
   // Four groups of which two stay, where the experts divide and enough remain.
   if (level.grouped && routing.num_experts % 4 == 0 && routing.num_experts / 2 >= routing.top_k) {
     routing.num_groups = 4;

@@ -205,6 +205,7 @@ class Generator {
       }
     }
     tensors_.arguments.router_logits = read_only(logits);
+    make_router_tables(experts);
     if (problem_.routing->correction_bias) {
       tensors_.inputs.emplace_back(experts * 4);
       auto* bias = tensors_.inputs.back().as<float>();
@@ -213,6 +214,38 @@ class Generator {
       }
       tensors_.arguments.correction_bias = bias;
     }
+  }
+
+  void make_router_tables(std::int64_t experts) {
+    if (problem_.routing->expert_scale) {
+      tensors_.inputs.emplace_back(experts * 4);
+      auto* scales = tensors_.inputs.back().as<float>();
+      for (std::int64_t e = 0; e < experts; ++e) {
+        scales[e] = 0.5F + random_.uniform();
+      }
+      tensors_.arguments.router_expert_scale = scales;
+    }
+    if (!problem_.routing->hash_table) {
+      return;
+    }
+    constexpr std::int64_t kVocabulary = 61;
+    tensors_.inputs.emplace_back(kVocabulary * problem_.top_k * 4);
+    auto* table = tensors_.inputs.back().as<std::int32_t>();
+    for (std::int64_t i = 0; i < kVocabulary * problem_.top_k; ++i) {
+      table[i] = static_cast<std::int32_t>(random_.below(experts));
+    }
+    tensors_.inputs.emplace_back(std::max<std::int64_t>(num_tokens_, 1) * 8);
+    auto* token_ids = tensors_.inputs.back().as<std::int64_t>();
+    for (std::int64_t t = 0; t < num_tokens_; ++t) {
+      // One token in sixteen lies outside the table, once by 2^32.
+      const std::int64_t id = random_.below(kVocabulary);
+      token_ids[t] =
+          random_.below(16) != 0 ? id : (id % 2 == 0 ? -1 : id + (std::int64_t{1} << 32));
+    }
+    HashTable& hash = tensors_.arguments.router_hash_table;
+    hash.expert_ids = table;
+    hash.num_rows = kVocabulary;
+    hash.token_ids = {token_ids, DType::kI64, 1, {num_tokens_, 0, 0, 0}, {1, 0, 0, 0}};
   }
 
   void make_shared() {

@@ -49,6 +49,39 @@ constexpr float sigmoid_f32(float x) {
   return numerator / (1.0F + e);
 }
 
+/// log(1 + e^x) within 4 ulp where e^-|x| is a normal f32; NaN propagates.
+constexpr float softplus_f32(float x) {
+  // log(1 + t) = 2 atanh(t / (2 + t)), t = e^-|x| at most 1: the argument is at most 1/3, and the
+  // term after s^17 is below 2^-30 of the sum.
+  const float t = exp_f32(-abs_f32(x));
+  const float s = t / (2.0F + t);
+  const float square = s * s;
+  float p = 1.0F / 17.0F;
+  p = p * square + 1.0F / 15.0F;
+  p = p * square + 1.0F / 13.0F;
+  p = p * square + 1.0F / 11.0F;
+  p = p * square + 1.0F / 9.0F;
+  p = p * square + 1.0F / 7.0F;
+  p = p * square + 1.0F / 5.0F;
+  p = p * square + 1.0F / 3.0F;
+  const float log_part = 2.0F * (s + s * square * p);
+  return x > 0.0F ? x + log_part : log_part;
+}
+
+/// Square root of a finite value that is not negative, within 1 ulp above 2^-120; by Newton's
+/// iteration in multiplies, adds and divisions, so that no backend's instruction decides a bit.
+constexpr float sqrt_f32(float x) {
+  if (!(x > 0.0F)) {
+    return 0.0F;
+  }
+  // Halving the exponent is good to 6 %; each step squares the relative error and halves it.
+  float y = float_of((bits_of(x) >> 1) + 0x1FBD1DF5U);
+  y = 0.5F * (y + x / y);
+  y = 0.5F * (y + x / y);
+  y = 0.5F * (y + x / y);
+  return y;
+}
+
 /// tanh within 4 ulp; NaN propagates.
 constexpr float tanh_f32(float x) {
   const float magnitude = abs_f32(x);

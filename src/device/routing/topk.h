@@ -8,7 +8,13 @@
 
 namespace moekit::device {
 
-enum class ScoringKind : i32 { kSoftmax = 0, kSigmoid = 1, kSoftmaxSelected = 2, kNone = 3 };
+enum class ScoringKind : i32 {
+  kSoftmax = 0,
+  kSigmoid = 1,
+  kSoftmaxSelected = 2,
+  kNone = 3,
+  kSqrtSoftplus = 4
+};
 
 struct RoutingParams {
   ScoringKind scoring;
@@ -71,6 +77,8 @@ constexpr float router_score(ScoringKind scoring, float logit, const SoftmaxStat
       return is_selectable(logit) ? exp_f32(logit - stats.max) / stats.sum : 0.0F;
     case ScoringKind::kSigmoid:
       return sigmoid_f32(logit);
+    case ScoringKind::kSqrtSoftplus:
+      return sqrt_f32(softplus_f32(logit));
     case ScoringKind::kSoftmaxSelected:
     case ScoringKind::kNone:
       break;
@@ -204,6 +212,48 @@ constexpr void route_token(const RoutingParams& params,
   for (i32 slot = count; slot < params.top_k; ++slot) {
     ids[slot] = -1;
     weights[slot] = 0.0F;
+  }
+}
+
+/// Weights of ids that a table names instead of a selection.
+///
+/// Shapes   logits [num_experts] as router_logit gives them; table_ids, ids and weights [top_k]
+/// Order    slots as the table has them; an id outside the experts, or with a logit that is not
+///          finite, becomes -1 with weight 0
+constexpr void route_hashed_token(const RoutingParams& params,
+                                  const float* logits,
+                                  const i32* table_ids,
+                                  i32* ids,
+                                  float* weights) {
+  SoftmaxStats stats{};
+  if (params.scoring == ScoringKind::kSoftmax) {
+    stats = softmax_stats(logits, params.num_experts);
+  }
+  float selected[kMaxRouterTopK] = {};
+  float compact[kMaxRouterTopK] = {};
+  i32 count = 0;
+  for (i32 slot = 0; slot < params.top_k; ++slot) {
+    const i32 id = table_ids[slot];
+    const bool legal = id >= 0 && id < params.num_experts && is_selectable(logits[id]);
+    ids[slot] = legal ? id : -1;
+    if (legal) {
+      selected[count++] = logits[id];
+    }
+  }
+  selected_weights(params, stats, selected, count, compact);
+  count = 0;
+  for (i32 slot = 0; slot < params.top_k; ++slot) {
+    weights[slot] = ids[slot] >= 0 ? compact[count++] : 0.0F;
+  }
+}
+
+/// The learned factor of each expert, after everything else.
+constexpr void scale_by_expert(const float* expert_scale,
+                               i32 top_k,
+                               const i32* ids,
+                               float* weights) {
+  for (i32 slot = 0; slot < top_k; ++slot) {
+    weights[slot] = ids[slot] >= 0 ? weights[slot] * expert_scale[ids[slot]] : 0.0F;
   }
 }
 

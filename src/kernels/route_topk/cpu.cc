@@ -47,6 +47,26 @@ TensorView read_only(const MutableTensorView& view) {
   return {view.data, view.dtype, view.rank, view.shape, view.strides};
 }
 
+Status check_hash_table(const HashTable& table, std::int64_t tokens) {
+  const TensorView& ids = table.token_ids;
+  if (table.expert_ids == nullptr || table.num_rows < 1) {
+    return invalid_argument("the routing asks for a hash table, and it is null or without rows");
+  }
+  if ((ids.dtype != DType::kI32 && ids.dtype != DType::kI64) || ids.rank != 1 ||
+      ids.shape[0] != tokens || (ids.data == nullptr && tokens > 0)) {
+    return invalid_argument(cat("token_ids have dtype ",
+                                dtype_name(ids.dtype),
+                                ", rank ",
+                                ids.rank,
+                                " and ",
+                                ids.shape[0],
+                                " elements, expected i32 or i64 [",
+                                tokens,
+                                "]"));
+  }
+  return {};
+}
+
 Status check_arguments(const Routing& routing, const RouteArguments& arguments) {
   const DType dtype = arguments.logits.dtype;
   if (dtype != DType::kF32 && dtype != DType::kBf16 && dtype != DType::kF16) {
@@ -72,7 +92,13 @@ Status check_arguments(const Routing& routing, const RouteArguments& arguments) 
                                 ", but the routing says correction_bias=",
                                 routing.correction_bias));
   }
-  return {};
+  if (routing.expert_scale != (arguments.expert_scale != nullptr)) {
+    return invalid_argument(cat("expert_scale is ",
+                                arguments.expert_scale != nullptr ? "given" : "null",
+                                ", but the routing says expert_scale=",
+                                routing.expert_scale));
+  }
+  return routing.hash_table ? check_hash_table(arguments.hash_table, tokens) : Status();
 }
 
 }  // namespace
@@ -109,6 +135,8 @@ device::RoutingParams routing_params(const Routing& routing) noexcept {
   static_assert(static_cast<int>(Scoring::kSoftmax) ==
                 static_cast<int>(device::ScoringKind::kSoftmax));
   static_assert(static_cast<int>(Scoring::kNone) == static_cast<int>(device::ScoringKind::kNone));
+  static_assert(static_cast<int>(Scoring::kSqrtSoftplus) ==
+                static_cast<int>(device::ScoringKind::kSqrtSoftplus));
   static_assert(kMaxExperts == device::kMaxRouterExperts && kMaxTopK == device::kMaxRouterTopK);
   return {static_cast<device::ScoringKind>(routing.scoring),
           static_cast<std::int32_t>(routing.num_experts),
@@ -119,21 +147,43 @@ device::RoutingParams routing_params(const Routing& routing) noexcept {
           routing.scale};
 }
 
+namespace {
+
+// The table's row of a token; null where its id lies outside.
+const std::int32_t* hash_row(const HashTable& table, std::int64_t token, std::int64_t top_k) {
+  const std::int64_t at = token * table.token_ids.strides[0];
+  const std::int64_t id = table.token_ids.dtype == DType::kI64
+                              ? static_cast<const std::int64_t*>(table.token_ids.data)[at]
+                              : static_cast<const std::int32_t*>(table.token_ids.data)[at];
+  return id < 0 || id >= table.num_rows ? nullptr : table.expert_ids + id * top_k;
+}
+
+}  // namespace
+
 void route_tokens(const device::RoutingParams& params,
                   const TensorView& logits,
-                  const float* correction_bias,
+                  const RouterTables& tables,
                   const TokenRange& range) noexcept {
+  constexpr std::int32_t kNoExperts[kMaxTopK] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                                 -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
+                                                 -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
   float token_logits[kMaxExperts];
   float values[kMaxExperts];
   for (std::int64_t token = range.begin; token < range.end; ++token) {
     const std::int64_t row = token - range.begin;
     load_logits(logits, token, params.num_experts, token_logits);
-    device::route_token(params,
-                        correction_bias,
-                        token_logits,
-                        values,
-                        range.ids + row * range.ids_stride,
-                        range.weights + row * range.weights_stride);
+    std::int32_t* ids = range.ids + row * range.ids_stride;
+    float* weights = range.weights + row * range.weights_stride;
+    if (tables.hash_table != nullptr) {
+      const std::int32_t* entries = hash_row(*tables.hash_table, token, params.top_k);
+      device::route_hashed_token(
+          params, token_logits, entries == nullptr ? kNoExperts : entries, ids, weights);
+    } else {
+      device::route_token(params, tables.correction_bias, token_logits, values, ids, weights);
+    }
+    if (tables.expert_scale != nullptr) {
+      device::scale_by_expert(tables.expert_scale, params.top_k, ids, weights);
+    }
   }
 }
 
@@ -144,7 +194,9 @@ Status route(const Routing& routing, const RouteArguments& arguments) noexcept {
   MOEKIT_RETURN_IF_ERROR(check_arguments(routing, arguments));
   kernels::route_topk::route_tokens(kernels::route_topk::routing_params(routing),
                                     arguments.logits,
-                                    arguments.correction_bias,
+                                    {arguments.correction_bias,
+                                     arguments.expert_scale,
+                                     routing.hash_table ? &arguments.hash_table : nullptr},
                                     {0,
                                      arguments.logits.shape[0],
                                      static_cast<std::int32_t*>(arguments.topk_ids.data),

@@ -49,6 +49,8 @@ double score(Scoring scoring, double logit, double max, double sum) {
       return std::exp(logit - max) / sum;
     case Scoring::kSigmoid:
       return 1.0 / (1.0 + std::exp(-logit));
+    case Scoring::kSqrtSoftplus:
+      return std::sqrt(std::max(logit, 0.0) + std::log1p(std::exp(-std::fabs(logit))));
     default:
       return logit;
   }
@@ -117,8 +119,11 @@ TEST(RouteTopk, EveryScoringAgainstSorting) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0.0F, 2.0F);
   int checked = 0;
-  for (const Scoring scoring :
-       {Scoring::kSoftmax, Scoring::kSigmoid, Scoring::kSoftmaxSelected, Scoring::kNone}) {
+  for (const Scoring scoring : {Scoring::kSoftmax,
+                                Scoring::kSigmoid,
+                                Scoring::kSoftmaxSelected,
+                                Scoring::kNone,
+                                Scoring::kSqrtSoftplus}) {
     for (const auto& [experts, top_k, groups, top_groups] :
          {std::array<std::int64_t, 4>{8, 2, 1, 1},
           {33, 1, 1, 1},
@@ -272,6 +277,63 @@ TEST(RouteTopk, RefusesWhatDoesNotFit) {
   Routing too_many = routing;
   too_many.num_experts = 1025;
   EXPECT_EQ(route(too_many, arguments).code(), StatusCode::kUnsupported);
+}
+
+TEST(RouteTopk, HashTableNamesTheIdsAndScoresWeighThem) {
+  Routing routing;
+  routing.scoring = Scoring::kSqrtSoftplus;
+  routing.num_experts = 6;
+  routing.top_k = 2;
+  routing.renormalize = true;
+  routing.scale = 1.5F;
+  routing.hash_table = true;
+  const std::vector<std::int32_t> table = {4, 1, 0, 6, 3, 5};  // three token ids; 6 is no expert
+  const std::vector<std::int64_t> token_ids = {0, 2, 1, 3, -1, std::int64_t{1} << 32};
+  std::vector<float> logits(6 * 6, 0.5F);
+  logits[4] = 2.0F;
+  logits[1] = -1.0F;
+  logits[6 + 5] = kNan;
+  std::vector<std::int32_t> ids(12, 77);
+  std::vector<float> weights(12, kNan);
+  RouteArguments arguments;
+  arguments.logits = matrix_view(logits.data(), DType::kF32, 6, 6);
+  arguments.topk_ids = matrix_view(ids.data(), DType::kI32, 6, 2);
+  arguments.topk_weights = matrix_view(weights.data(), DType::kF32, 6, 2);
+  EXPECT_EQ(route(routing, arguments).code(), StatusCode::kInvalidArgument);  // no table
+  arguments.hash_table = {table.data(), 3, {token_ids.data(), DType::kI64, 1, {6}, {1}}};
+  const Status status = route(routing, arguments);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(ids, (std::vector<std::int32_t>{4, 1, 3, -1, 0, -1, -1, -1, -1, -1, -1, -1}));
+  const double high = score(Scoring::kSqrtSoftplus, 2.0, 0.0, 0.0);
+  const double low = score(Scoring::kSqrtSoftplus, -1.0, 0.0, 0.0);
+  EXPECT_NEAR(weights[0], 1.5 * high / (high + low), 1e-6);
+  EXPECT_NEAR(weights[1], 1.5 * low / (high + low), 1e-6);
+  EXPECT_NEAR(weights[2], 1.5, 1e-6);  // alone in its token
+  for (std::size_t i = 6; i < 12; ++i) {
+    EXPECT_EQ(weights[i], 0.0F) << i;
+  }
+}
+
+TEST(RouteTopk, ExpertScaleMultipliesAfterRenormalisation) {
+  Routing routing;
+  routing.num_experts = 4;
+  routing.top_k = 2;
+  routing.renormalize = true;
+  const std::vector<float> logits = {1.0F, 3.0F, 2.0F, 0.0F};
+  const Routed plain = route_f32(routing, logits);
+  routing.expert_scale = true;
+  const std::vector<float> scales = {2.0F, 4.0F, 0.5F, 8.0F};
+  Routed scaled{std::vector<std::int32_t>(2), std::vector<float>(2)};
+  RouteArguments arguments;
+  arguments.logits = matrix_view(logits.data(), DType::kF32, 1, 4);
+  arguments.topk_ids = matrix_view(scaled.ids.data(), DType::kI32, 1, 2);
+  arguments.topk_weights = matrix_view(scaled.weights.data(), DType::kF32, 1, 2);
+  EXPECT_EQ(route(routing, arguments).code(), StatusCode::kInvalidArgument);  // no scales
+  arguments.expert_scale = scales.data();
+  ASSERT_TRUE(route(routing, arguments).ok());
+  EXPECT_EQ(scaled.ids, plain.ids);
+  EXPECT_EQ(scaled.weights[0], plain.weights[0] * 4.0F);
+  EXPECT_EQ(scaled.weights[1], plain.weights[1] * 0.5F);
 }
 
 }  // namespace

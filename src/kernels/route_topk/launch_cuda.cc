@@ -122,7 +122,7 @@ Result<plan::SelfTest> self_test(std::string_view kernel) {
                   {.before = bytes_of(weights)}};
   route_tokens(routing_params(routing),
                matrix_view(static_cast<const void*>(logits.data()), DType::kF32, kTokens, kExperts),
-               bias.data(),
+               {.correction_bias = bias.data()},
                {0, kTokens, ids.data(), routing.top_k, weights.data(), routing.top_k});
   test.buffers[2].after = bytes_of(ids);
   test.buffers[3].after = bytes_of(weights);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "kernels/route_topk/launch_cuda.h"
 #include "kernels/route_topk/route.h"
 
@@ -13,6 +14,15 @@ namespace {
 constexpr std::string_view kName = "route_topk";
 
 plan::Verdict check(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
+  const Routing& routing = *context.problem.routing;
+  if (context.device.arch != Arch::kCpu && (routing.hash_table || routing.expert_scale)) {
+    return plan::Verdict::refuse(
+        base::cat("routing asks for ",
+                  routing.hash_table ? "a hash table" : "a scale per expert",
+                  ", which kernels for ",
+                  arch_name(context.device.arch),
+                  " do not read; route() on the host serves it"));
+  }
   // Of the order of one nanosecond per logit: it ranks, nothing is read off it.
   constexpr double kUsPerLogit = 1e-3;
   const auto logits = static_cast<double>(m_max * num_router_experts(context.problem));
@@ -49,7 +59,9 @@ void select(const plan::CpuCall& call, base::ThreadPool& pool) {
     const std::int64_t end = call.num_tokens * (worker + 1) / num_workers;
     route_tokens(params,
                  call.arguments->router_logits,
-                 problem.routing->correction_bias ? call.arguments->correction_bias : nullptr,
+                 {problem.routing->correction_bias ? call.arguments->correction_bias : nullptr,
+                  problem.routing->expert_scale ? call.arguments->router_expert_scale : nullptr,
+                  problem.routing->hash_table ? &call.arguments->router_hash_table : nullptr},
                  {call.token_begin + begin,
                   call.token_begin + end,
                   ids + begin * problem.top_k,

@@ -25,9 +25,16 @@ struct TokenRange {
   std::int64_t weights_stride = 0;
 };
 
+/// Vectors and tables that a routing may ask for; null where it does not.
+struct RouterTables {
+  const float* correction_bias = nullptr;
+  const float* expert_scale = nullptr;
+  const HashTable* hash_table = nullptr;
+};
+
 void route_tokens(const device::RoutingParams& params,
                   const TensorView& logits,
-                  const float* correction_bias,
+                  const RouterTables& tables,
                   const TokenRange& range) noexcept;
 
 }  // namespace moekit::kernels::route_topk
