@@ -296,7 +296,7 @@ TEST(RouteTopk, HashTableNamesTheIdsAndScoresWeighThem) {
   std::vector<std::int32_t> ids(12, 77);
   std::vector<float> weights(12, kNan);
   RouteArguments arguments;
-  arguments.logits = matrix_view(logits.data(), DType::kF32, 6, 6);
+  arguments.logits = matrix_view(static_cast<const void*>(logits.data()), DType::kF32, 6, 6);
   arguments.topk_ids = matrix_view(ids.data(), DType::kI32, 6, 2);
   arguments.topk_weights = matrix_view(weights.data(), DType::kF32, 6, 2);
   EXPECT_EQ(route(routing, arguments).code(), StatusCode::kInvalidArgument);  // no table
