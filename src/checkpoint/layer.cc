@@ -194,6 +194,12 @@ Status fill_problem(const Checkpoint::State& state,
   problem.hidden_size = weights.hidden_size;
   problem.intermediate_size = weights.intermediate_size;
   problem.recipe = default_recipe(weights.format);
+  if (const ModelFacts* facts = find_model_facts(config.model_type);
+      facts != nullptr && facts->weight_on_input) {
+    problem.router_weight_on_input = true;
+    layer.inferred.push_back(
+        cat("router_weight_on_input=true from config.json model_type ", facts->model_type));
+  }
   problem.row_order = weights.row_order;
   problem.gate_up_bias = weights.gate_up_bias;
   problem.down_bias = weights.down_bias;

@@ -120,9 +120,11 @@ Status read_router_tensors(const Checkpoint::State& state,
       layer.router.weight = weight->view;
     }
   }
+  // DeepSeek-V4's own files name the correction bias gate.bias; its router has no other.
+  const bool corrects = state.config.model_type == "deepseek_v4";
   if (const NamedTensor* bias = find_any(tensors, prefix, kRouterBiases); bias != nullptr) {
     MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *bias, {experts}));
-    layer.router.bias = bias->view;
+    (corrects ? layer.router.correction_bias : layer.router.bias) = bias->view;
   }
   if (const NamedTensor* bias = find_any(tensors, prefix, kCorrectionBiases); bias != nullptr) {
     MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *bias, {experts}));

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/layer_weights.h"
+#include "checkpoint/model_facts.h"
 #include "checkpoint/schemes.h"
 
 namespace moekit::checkpoint {
@@ -161,8 +162,15 @@ bool is_transposed(const TensorView& gate_up, const TensorView& down) {
   return gate_up.shape[2] == 2 * down.shape[1] && gate_up.shape[1] == down.shape[2];
 }
 
-Result<const StackedScheme*> match_scheme(const TensorReader& tensors, const std::string& prefix) {
+Result<const StackedScheme*> match_scheme(const TensorReader& tensors,
+                                          const std::string& prefix,
+                                          const ModelConfig& config) {
+  const ModelFacts* facts = find_model_facts(config.model_type);
+  const std::string_view model_type = facts == nullptr ? std::string_view() : facts->model_type;
   for (const StackedScheme& scheme : kStackedSchemes) {
+    if (!scheme.model_type.empty() && scheme.model_type != model_type) {
+      continue;
+    }
     const NamedTensor* gate_up = tensors.find(cat(prefix, scheme.gate_up_codes));
     if (gate_up == nullptr) {
       continue;
@@ -248,7 +256,7 @@ RowSelection select(RowOrder order, std::int64_t intermediate_size) {
 Result<LayerWeights> read_stacked_experts(const TensorReader& tensors,
                                           const std::string& prefix,
                                           const ModelConfig& config) {
-  MOEKIT_ASSIGN_OR_RETURN(const StackedScheme* scheme, match_scheme(tensors, prefix));
+  MOEKIT_ASSIGN_OR_RETURN(const StackedScheme* scheme, match_scheme(tensors, prefix, config));
   const auto size_of = [](const MaybeFact<std::int64_t>& fact) {
     return fact.has_value() ? std::optional(fact->value) : std::nullopt;
   };

@@ -212,6 +212,42 @@ TEST(Layer, quantisations_without_a_format_name_the_nearest) {
   expect_refused(Composed(half), kUnsupported, "has dtype f16");
 }
 
+TEST(Layer, llama4_is_transposed_gate_first_and_weighted_on_its_input) {
+  const std::string module = "language_model.model.layers.1.feed_forward.";
+  const Tensors tensors{{module + "experts.gate_up_proj", "BF16", {4, 16, 16}},
+                        {module + "experts.down_proj", "BF16", {4, 8, 16}},
+                        {module + "router.weight", "BF16", {4, 16}}};
+  const std::string text = R"("num_local_experts":4,"num_experts_per_tok":1,"hidden_act":"silu")";
+  const Composed composed(tensors, R"({"text_config":{"model_type":"llama4_text",)" + text + "}}");
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_TRUE(layer->problem.router_weight_on_input);
+  EXPECT_EQ(layer->problem.row_order, RowOrder::kGateUp);
+  EXPECT_EQ(layer->problem.hidden_size, 16);
+  EXPECT_EQ(layer->problem.intermediate_size, 8);
+  ASSERT_TRUE(layer->routing.has_value());
+  EXPECT_EQ(layer->routing->scoring, Scoring::kSigmoid);
+  EXPECT_FALSE(layer->routing->renormalize);
+  const ExpertWeights& first = layer->source.experts.front();
+  EXPECT_EQ(first.gate.col_stride_elems, 16);
+  EXPECT_EQ(static_cast<const std::byte*>(first.up.codes) -
+                static_cast<const std::byte*>(first.gate.codes),
+            16);
+}
+
+TEST(Layer, deepseek_v4_names_its_correction_bias_gate_bias) {
+  Tensors tensors = plain(2, "layers.1.ffn.");
+  tensors.push_back({"layers.1.ffn.gate.weight", "BF16", {2, 16}});
+  tensors.push_back({"layers.1.ffn.gate.bias", "F32", {2}});
+  const Composed composed(
+      tensors,
+      R"({"model_type":"deepseek_v4","scoring_func":"sqrtsoftplus","num_experts_per_tok":1})");
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_EQ(layer->router.bias.data, nullptr);
+  EXPECT_NE(layer->router.correction_bias.data, nullptr);
+}
+
 TEST(Layer, quantisations_that_contradict_packed_experts) {
   const Composed nvfp4(packed("weight", "F8_E4M3", 16, "weight_scale_2"));
   ASSERT_TRUE(nvfp4.layer().has_value());

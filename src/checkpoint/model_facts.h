@@ -24,6 +24,7 @@ struct ModelFacts {
   std::int64_t top_groups;
   ActivationKind activation;         // where no activation is named
   bool activation_is_fixed = false;  // gpt-oss names silu and computes swiglu_oai
+  bool weight_on_input = false;      // Llama-4 scales the experts' input
 };
 
 inline constexpr std::array kModelFacts{
@@ -109,6 +110,26 @@ inline constexpr std::array kModelFacts{
                1,
                ActivationKind::kSwigluOai,
                true},
+    ModelFacts{"llama4",
+               Scoring::kSigmoid,
+               Renormalize::kNever,
+               1.0,
+               1,
+               1,
+               ActivationKind::kSilu,
+               false,
+               true},
+    ModelFacts{"minimax_m3_vl",
+               Scoring::kSigmoid,
+               Renormalize::kAlways,
+               1.0,
+               1,
+               1,
+               ActivationKind::kSwigluOai,
+               true},
+    // Its router normalises what it reads, so no plain product of the files gives the logits.
+    ModelFacts{
+        "gemma4", Scoring::kSoftmax, Renormalize::kAlways, 1.0, 1, 1, ActivationKind::kGeluTanh},
 };
 
 /// The row of `model_type` (a trailing `_text` of multimodal models is dropped), or null.

@@ -155,6 +155,7 @@ struct StackedScheme {
   bool transposed;  // [E, K, N] instead of [E, N, K]
   RowOrder row_order;
   bool bias_required;
+  std::string_view model_type = "";  // the only model that stores so; empty: told by the tensors
 };
 
 inline constexpr std::array kStackedSchemes{
@@ -181,6 +182,19 @@ inline constexpr std::array kStackedSchemes{
                   false,
                   RowOrder::kInterleaved,
                   true},
+    // Llama-4: transposed as gpt-oss is, but gate before up and no biases.
+    StackedScheme{"bf16",
+                  Format::kBf16,
+                  "experts.gate_up_proj",
+                  "",
+                  "experts.gate_up_proj_bias",
+                  "experts.down_proj",
+                  "",
+                  "experts.down_proj_bias",
+                  true,
+                  RowOrder::kGateUp,
+                  false,
+                  "llama4"},
     // Unquantised gpt-oss; told from the next row by its shape and its biases.
     StackedScheme{"bf16",
                   Format::kBf16,
