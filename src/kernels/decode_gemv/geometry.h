@@ -59,11 +59,12 @@ inline std::int32_t ring_bytes(const Spec& spec, std::int32_t room) {
   return slots * slots_bytes(spec);
 }
 
-/// gate_up leaves the rest of an SM's 256 KiB to L1, where the rows of x are read from.
-inline constexpr std::int32_t kMostGateUpSmemBytes = 184 * 1024;
+/// The rest of an SM's 256 KiB is left to L1, where operands are read from: EP8 at M = 8 takes 156
+/// us with it and 163 without.
+inline constexpr std::int32_t kSmemBytesBesideL1 = 176 * 1024;
 
 inline Geometry gate_up_geometry(const Spec& spec, const LaunchShape& shape) {
-  const std::int32_t limit = std::min(shape.smem_bytes, kMostGateUpSmemBytes);
+  const std::int32_t limit = std::min(shape.smem_bytes, kSmemBytesBesideL1);
   const std::int32_t routes = shape.num_tokens * shape.top_k;
   const SmemMap map = smem_map(spec, {routes, shape.num_experts, 0, 0, 0});
   Geometry made;
@@ -85,15 +86,19 @@ inline Geometry down_geometry(const Spec& spec, const LaunchShape& shape) {
   const std::int32_t row_bytes = result_stride(smem.rows) * 4;
   const std::int32_t share = (routes + shape.cluster - 1) / shape.cluster;
   const std::int32_t wanted = shape.cluster == 1 ? routes : std::min(routes, share * 115 / 100 + 8);
-  const std::int32_t room =
-      shape.smem_bytes - smem_map(spec, smem).ring - 2 * slots_bytes(spec) - 256;
+  const std::int32_t bare = smem_map(spec, smem).ring + 2 * slots_bytes(spec) + 256;
+  // A large table of results needs all there is.
+  const std::int32_t limit = bare + wanted * row_bytes <= kSmemBytesBesideL1
+                                 ? std::min(shape.smem_bytes, kSmemBytesBesideL1)
+                                 : shape.smem_bytes;
+  const std::int32_t room = limit - bare;
   Geometry made;
   made.result_rows = std::min(wanted, std::max(0, room / row_bytes));
   smem.result_rows = made.result_rows;
   const std::int32_t ring_at = smem_map(spec, smem).ring;
-  made.ring_bytes = ring_bytes(spec, shape.smem_bytes - ring_at);
-  made.fits = ring_at + made.ring_bytes <= shape.smem_bytes && shape.max_clusters > 0;
-  made.smem_bytes = shape.smem_bytes;
+  made.ring_bytes = ring_bytes(spec, limit - ring_at);
+  made.fits = ring_at + made.ring_bytes <= limit && shape.max_clusters > 0;
+  made.smem_bytes = limit;
   made.grid = clusters * shape.cluster;
   if (made.result_rows < routes) {
     made.spill_bytes = static_cast<std::int64_t>(clusters) * row_bytes *

@@ -8,30 +8,38 @@
 
 namespace moekit::kernels::decode_gemv {
 
-inline float load_io(const void* base, i64 at, IoType type) {
-  switch (type) {
-    case IoType::kBf16:
-      return device::bf16_to_f32(static_cast<const u16*>(base)[at]);
-    case IoType::kF16:
-      return device::f16_to_f32(static_cast<const u16*>(base)[at]);
-    case IoType::kF32:
-      break;
+/// Adds four values of `base`, from element `at` on.
+inline void add_io(float (&values)[4], const void* base, i64 at, IoType type) {
+#pragma unroll
+  for (i32 part = 0; part < 4; ++part) {
+    if (type == IoType::kF32) {
+      values[part] += static_cast<const float*>(base)[at + part];
+    } else {
+      const u16 bits = static_cast<const u16*>(base)[at + part];
+      values[part] += type == IoType::kBf16 ? device::bf16_to_f32(bits) : device::f16_to_f32(bits);
+    }
   }
-  return static_cast<const float*>(base)[at];
 }
 
-inline void store_io(void* base, i64 at, IoType type, float value) {
-  switch (type) {
-    case IoType::kBf16:
-      static_cast<u16*>(base)[at] = device::bf16_from_f32(value);
-      return;
-    case IoType::kF16:
-      static_cast<u16*>(base)[at] = device::f16_from_f32(value);
-      return;
-    case IoType::kF32:
-      break;
+/// Stores four values. One decision for all: this is the last code of the layer, and cold.
+inline void store_io(void* base, i64 at, IoType type, const float (&values)[4]) {
+  u16* const halves = static_cast<u16*>(base) + at;
+  float* const floats = static_cast<float*>(base) + at;
+  if (type == IoType::kBf16) {
+#pragma unroll
+    for (i32 part = 0; part < 4; ++part) {
+      halves[part] = device::bf16_from_f32(values[part]);
+    }
+    return;
   }
-  static_cast<float*>(base)[at] = value;
+#pragma unroll
+  for (i32 part = 0; part < 4; ++part) {
+    if (type == IoType::kF16) {
+      halves[part] = device::f16_from_f32(values[part]);
+    } else {
+      floats[part] = values[part];
+    }
+  }
 }
 
 /// The tables of route results of a cluster's blocks, in the shared memory of each or its spill.
@@ -156,17 +164,15 @@ inline void combine(const Args& args,
                                 table.shared + static_cast<u32>(row_in_block * 4),
                                 table.stride)
             : sum_routes<S>(args, routes, work, tables, token, row_in_block, table.stride);
-    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+    float values[4] = {sum.x * args.sum_scale,
+                       sum.y * args.sum_scale,
+                       sum.z * args.sum_scale,
+                       sum.w * args.sum_scale};
     const i64 row = rows.begin + row_in_block;
-#pragma unroll
-    for (i32 part = 0; part < 4; ++part) {
-      float value = values[part] * args.sum_scale;
-      if (args.shared_input != nullptr) {
-        value +=
-            load_io(args.shared_input, token * args.shared_stride + row + part, args.shared_type);
-      }
-      store_io(args.out, token * args.out_stride + row + part, args.out_type, value);
+    if (args.shared_input != nullptr) {
+      add_io(values, args.shared_input, token * args.shared_stride + row, args.shared_type);
     }
+    store_io(args.out, token * args.out_stride + row, args.out_type, values);
   }
 }
 

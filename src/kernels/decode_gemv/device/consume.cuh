@@ -76,7 +76,9 @@ class Consumer {
           multiply_step<true>(walk, next, at, steps > 0);
         }
         __syncwarp();
-        weights.request(routes_, slot);
+        if (steps >= ring_.num_slots) {
+          weights.request(routes_, slot, steps > ring_.num_slots);
+        }
         if (++slot == ring_.num_slots) {
           slot = 0;
           parity ^= 1U;

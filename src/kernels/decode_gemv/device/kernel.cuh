@@ -130,17 +130,14 @@ inline void gate_up_body(const Args& args, StaticSmem& fixed) {
   Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring);
   WeightStream<S> weights(args, extents, work, ring);
   weights.begin(routes, own.walk, own.steps);
-  const bool few = few_routes(args);
-  if (few) {
-    consumer.load_first(own.walk, own.steps);
-  }
-  request_globals<S>(args, routes);
-  weights.fill(routes);
-  if (!few) {
-    fill_entries<S>(args, routes);
+  if (!few_routes(args)) {
+    place_routes<S>(args, routes);
     __syncthreads();
-    consumer.load_first(own.walk, own.steps);
   }
+  // Operands and globals before the other weights: requests are served in their order.
+  consumer.load_first(own.walk, own.steps);
+  request_globals<S>(args, routes);
+  weights.fill(routes, own.steps);
   consumer.run(weights,
                own.walk,
                own.steps,
@@ -177,9 +174,9 @@ inline void down_body(const Args& args, StaticSmem& fixed) {
   WeightStream<S> weights(args, extents, work, ring);
   weights.begin(routes, own.walk, own.steps);
   request_globals<S>(args, routes);
-  weights.fill(routes);
+  weights.fill(routes, own.steps);
   if (!few_routes(args)) {
-    fill_entries<S>(args, routes);
+    place_routes<S>(args, routes);
     __syncthreads();
   }
   ResultTable table{reinterpret_cast<float*>(dynamic_smem + map.results), 0, 0, stride};

@@ -30,24 +30,20 @@ class WeightStream {
   /// The first of `steps`; fill() requests as many more as there are slots.
   void begin(const Routes& routes, const Walk<S>& walk, i32 steps) {
     walk_ = walk;
-    left_ = steps;
-    if (left_ > 0) {
+    if (steps > 0) {
       locate(routes);
-      request(routes, 0);
+      request(routes, 0, steps > 1);
     }
   }
 
-  void fill(const Routes& routes) {
-    for (i32 slot = 1; slot < ring_.num_slots && left_ > 0; ++slot) {
-      request(routes, slot);
+  void fill(const Routes& routes, i32 steps) {
+    for (i32 slot = 1; slot < ring_.num_slots && slot < steps; ++slot) {
+      request(routes, slot, slot + 1 < steps);
     }
   }
 
-  /// The next step, if there is one, into a slot that all lanes have read.
-  void request(const Routes& routes, i32 slot) {
-    if (left_ <= 0) {
-      return;
-    }
+  /// The next step into a slot that all lanes have read; `more`: it is not the last.
+  void request(const Routes& routes, i32 slot, bool more) {
     const u32 bytes = static_cast<u32>(walk_.k_tiles(extents_) * tile_bytes(S));
     const u32 barrier = ring_.full + static_cast<u32>(slot * 8);
     u32 destination = ring_.slots + static_cast<u32>(slot * slot_bytes(S));
@@ -62,11 +58,10 @@ class WeightStream {
         destination += static_cast<u32>(slot_row_bytes(S));
       }
     }
-    --left_;
     const bool ends = walk_.steps_after(work_) == 0;
     walk_.advance(work_);
     source_ += S.k_tiles * tile_bytes(S);
-    if (ends && left_ > 0) {
+    if (ends && more) {
       locate(routes);
     }
   }
@@ -84,7 +79,6 @@ class WeightStream {
   const BlockWork<S> work_;
   const Ring ring_;
   Walk<S> walk_{};
-  i32 left_ = 0;
   const u8* source_ = nullptr;
 };
 
