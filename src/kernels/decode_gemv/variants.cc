@@ -64,14 +64,15 @@ constexpr VariantRow kGateUpRows[] = {
     {gate_up({24, 1, 4, 2}, 8, false, 1), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
     {gate_up({20, 1, 3, 3}, 8, false, 1), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
     {gate_up({16, 2, 4, 1}, 16, true, 1), kAny, 8, kAny, kAny, kAny, 1},
-    {gate_up({12, 2, 2, 1}, 24, true, 1), kAny, kAny, kAny, kAny, kAny, 1},
+    {gate_up({12, 2, 2, 1}, 24, true, 1), kAny, kAny, 64, kAny, kAny, 1},
+    {gate_up({12, 2, 3, 1}, 24, true, 1), kAny, kAny, kAny, kAny, kAny, 1},
 };
 
 // Output rows are dealt in tiles, so blocks of their own leave SMs idle where the tiles of one
 // (at most 3 here) are few: clusters of two share them more evenly, at the price of reading each
 // other's results, which more routes than 128 are worth.
 constexpr VariantRow kDownRows[] = {
-    {down({12, 1, 4, 2}, 8, false, 2, 1), 16, 4, kAny, 396, 30, 1, kNvfp4, !kMxfp4},
+    {down({12, 1, 4, 2}, 8, false, 2, 1), 16, 4, kAny, kAny, 30, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, false, 1, 1), kAny, 4, kAny, 132, kAny, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, false, 1, 2), kAny, 4, kAny, 198, kAny, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, false, 1, 1), kAny, 4, kAny, 396, kAny, 1, kNvfp4, !kMxfp4},
