@@ -80,17 +80,23 @@ inline i32 slot_by_expert(const Args& args, const Routes& routes, i32 token, i32
   return order;
 }
 
-/// Four rows of one token, which belong to item `group` of every entry.
+/// Four output rows of one token, and the row stride of the results that they are summed from.
+struct OutputQuad {
+  i32 token;
+  i32 row_in_block;
+  i32 stride;
+};
+
+/// The quad's rows belong to the same item of every entry.
 template <Spec S>
 inline device::Floats4 sum_routes(const Args& args,
                                   const Routes& routes,
                                   const BlockWork<S>& work,
                                   const Tables& tables,
-                                  i32 token,
-                                  i32 row_in_block,
-                                  i32 stride) {
+                                  const OutputQuad& quad) {
   device::Floats4 sum{0.0F, 0.0F, 0.0F, 0.0F};
-  const i32 group = row_in_block / (device::kFp4TileRows * S.row_tiles);
+  const i32 token = quad.token;
+  const i32 group = quad.row_in_block / (device::kFp4TileRows * S.row_tiles);
   for (i32 order = 0; order < args.top_k; ++order) {
     const i32 slot = args.expert_order != 0 ? slot_by_expert(args, routes, token, order) : order;
     const i32 route = token * args.top_k + slot;
@@ -103,8 +109,8 @@ inline device::Floats4 sum_routes(const Args& args,
       ++rank;
     }
     const i64 row = routes.position[route] - tables.first_position[rank];
-    const device::Floats4 result =
-        *reinterpret_cast<const device::Floats4*>(tables.rows[rank] + row * stride + row_in_block);
+    const device::Floats4 result = *reinterpret_cast<const device::Floats4*>(
+        tables.rows[rank] + row * quad.stride + quad.row_in_block);
     const float weight = args.weight_on_input != 0 ? 1.0F : routes.weight_of_route[route];
     sum.x += weight * result.x;
     sum.y += weight * result.y;
@@ -163,7 +169,7 @@ inline void combine(const Args& args,
                                 token,
                                 table.shared + static_cast<u32>(row_in_block * 4),
                                 table.stride)
-            : sum_routes<S>(args, routes, work, tables, token, row_in_block, table.stride);
+            : sum_routes<S>(args, routes, work, tables, {token, row_in_block, table.stride});
     float values[4] = {sum.x * args.sum_scale,
                        sum.y * args.sum_scale,
                        sum.z * args.sum_scale,
