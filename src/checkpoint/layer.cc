@@ -200,6 +200,10 @@ Status fill_problem(const Checkpoint::State& state,
     layer.inferred.push_back(
         cat("router_weight_on_input=true from config.json model_type ", facts->model_type));
   }
+  if (const std::int64_t group = weights.experts.front().up.group_size; group != 0) {
+    problem.weight_group_size = group;
+    layer.inferred.push_back(cat("weight_group_size=", group, " from the shape of the scales"));
+  }
   problem.row_order = weights.row_order;
   problem.gate_up_bias = weights.gate_up_bias;
   problem.down_bias = weights.down_bias;
