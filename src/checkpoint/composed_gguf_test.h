@@ -79,6 +79,16 @@ inline std::string gguf_u32_value(std::string_view key, std::uint32_t value) {
   return GgufText().add_text(key).add(std::uint32_t{4}).add(value).text();
 }
 
+inline std::string gguf_f32_array(std::string_view key, const std::vector<float>& values) {
+  GgufText text;
+  text.add_text(key).add(std::uint32_t{9}).add(std::uint32_t{6});
+  text.add(static_cast<std::uint64_t>(values.size()));
+  for (const float value : values) {
+    text.add(value);
+  }
+  return text.text();
+}
+
 /// A layer of `num_experts` experts of one type, H and I given, all bytes zero.
 struct ComposedGgufLayer {
   std::uint32_t type = 39;
@@ -86,6 +96,8 @@ struct ComposedGgufLayer {
   std::uint64_t intermediate = 64;
   std::uint64_t num_experts = 2;
   bool fused = false;
+  std::string architecture = "qwen3moe";
+  std::vector<float> clamps{};  // ARCHITECTURE.swiglu_clamp_exp, left out where empty
 };
 
 inline std::string compose_gguf_layer(const ComposedGgufLayer& layer) {
@@ -111,11 +123,12 @@ inline std::string compose_gguf_layer(const ComposedGgufLayer& layer) {
   add("blk.0.ffn_down_exps.weight", layer.intermediate, layer.hidden);
   tensors.push_back({"blk.0.ffn_gate_inp.weight", 0, {layer.hidden, layer.num_experts}, end});
   end += 4 * layer.hidden * layer.num_experts;
-  return compose_gguf(tensors,
-                      end,
-                      2,
-                      gguf_text_value("general.architecture", "qwen3moe") +
-                          gguf_u32_value("qwen3moe.expert_used_count", 1));
+  std::string values = gguf_text_value("general.architecture", layer.architecture) +
+                       gguf_u32_value(layer.architecture + ".expert_used_count", 1);
+  if (!layer.clamps.empty()) {
+    values += gguf_f32_array(layer.architecture + ".swiglu_clamp_exp", layer.clamps);
+  }
+  return compose_gguf(tensors, end, layer.clamps.empty() ? 2 : 3, values);
 }
 
 }  // namespace moekit::checkpoint

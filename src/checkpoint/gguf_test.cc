@@ -186,6 +186,21 @@ TEST(GgufLayer, every_block_type_has_its_format_and_shape) {
   }
 }
 
+TEST(GgufLayer, a_clamp_of_the_layer_is_refused_with_its_value) {
+  ComposedGgufLayer composed{.architecture = "step35", .clamps = {0.0F, 7.0F}};
+  const OpenGguf without(compose_gguf_layer(composed));
+  ASSERT_TRUE(without.status.ok()) << without.status.to_string();
+  EXPECT_TRUE(read_layer(without.state, 0).has_value())
+      << read_layer(without.state, 0).status().to_string();
+  composed.clamps = {7.0F, 0.0F};
+  const OpenGguf with(compose_gguf_layer(composed));
+  ASSERT_TRUE(with.status.ok()) << with.status.to_string();
+  const Status status = read_layer(with.state, 0).status();
+  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+  EXPECT_NE(status.message().find("step35.swiglu_clamp_exp clamps layer 0 at 7"), std::string::npos)
+      << status.to_string();
+}
+
 TEST(GgufLayer, mixed_and_foreign_types_are_refused_by_name) {
   std::string file = compose_gguf_layer({.type = 12, .hidden = 256, .intermediate = 256});
   const OpenGguf q4(file);

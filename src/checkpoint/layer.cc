@@ -185,6 +185,21 @@ Result<LayerWeights> read_weights(const Checkpoint::State& state, const MoeModul
   return read_linear_experts(tensors, state.config, prefix + "experts.", num_experts);
 }
 
+/// Step-3.5 clamps some of its layers; its formula is none of ours, and leaving it out would give
+/// other numbers without a word.
+Status check_layer_clamp(const ModelConfig& config, std::int64_t layer) {
+  const auto index = static_cast<std::size_t>(layer);
+  if (index >= config.swiglu_limits.size() || config.swiglu_limits[index] == 0.0) {
+    return {};
+  }
+  return unsupported(cat(config.swiglu_limits_origin,
+                         " clamps layer ",
+                         layer,
+                         " at ",
+                         config.swiglu_limits[index],
+                         ", nearest supported: layers whose entry is 0"));
+}
+
 Status fill_problem(const Checkpoint::State& state,
                     const LayerWeights& weights,
                     CheckpointLayer& layer) {
@@ -266,6 +281,9 @@ Result<CheckpointLayer> read_layer(const Checkpoint::State& state, std::int64_t 
   Status status = check_sizes(state.config, *weights);
   if (status.ok()) {
     status = check_quantization(state.config, *weights);
+  }
+  if (status.ok()) {
+    status = check_layer_clamp(state.config, layer_id);
   }
   if (status.ok()) {
     status = fill_problem(state, *weights, layer);
