@@ -14,6 +14,7 @@ struct SuiteTotals {
   std::int64_t passed = 0;
   std::int64_t tokens_checked = 0;
   std::int64_t tokens_expected = 0;  // all of a case up to 64, else 64: none may be left out
+  std::int64_t tokens_unjudged = 0;  // of `chunked` cases with a quantiser: VerifyReport says why
   std::int64_t intermediates_checked = 0;
   std::int64_t outputs_checked = 0;
 };
