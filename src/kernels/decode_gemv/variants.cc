@@ -82,7 +82,7 @@ constexpr VariantRow kDownRows[] = {
     {down({20, 1, 3, 3}, 8, false, 1, 2), kAny, 4, kAny, 198, kAny, 1, !kNvfp4, kMxfp4},
     {down({20, 1, 3, 3}, 8, false, 1, 1), kAny, 4, kAny, 396, kAny, 1, !kNvfp4, kMxfp4},
     {down({20, 1, 3, 3}, 8, false, 1, 2), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
-    {down({16, 3, 2, 1}, 16, true, 1, 1), kAny, 8, 64, kAny, kAny, 1},
+    {down({16, 3, 2, 1}, 16, true, 1, 1), kAny, 8, 64, kAny, kAny, 1, kNvfp4, !kMxfp4},
     {down({16, 2, 4, 1}, 16, false, 1, 1), kAny, 8, kAny, kAny, kAny, 1},
     {down({12, 3, 2, 1}, 24, true, 1, 1), kAny, kAny, 64, kAny, kAny, 1},
     {down({12, 2, 4, 1}, 24, false, 1, 1), kAny, kAny, kAny, kAny, kAny, 1},
