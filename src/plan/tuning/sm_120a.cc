@@ -5,7 +5,7 @@
 // family, their tile_m or route block is the rows of a block. No kernel of moekit exists for these
 // yet, so no row was measured here.
 
-#include "plan/tuning/table.h"
+#include "plan/tuning/derived.h"
 
 namespace moekit::plan {
 namespace {
@@ -196,14 +196,7 @@ static_assert(std::size(kSm121aDirect) == std::size(kDirect) + 1);
 
 constexpr std::string_view kTileSource = "reference.md §3.6";
 
-constexpr TileRow kTiles[] = {
-    {16, 128, 128, 8, kTileSource},
-    {16, 128, 64, 4, kTileSource},
-    {16, 64, 128, 4, kTileSource},
-    {kNoLimit, 256, 64, 8, kTileSource},
-    {kNoLimit, 128, 64, 4, kTileSource},
-    {kNoLimit, 64, 128, 4, kTileSource},
-};
+constexpr auto kTiles = narrow_and_wide_tiles(kTileSource);
 
 }  // namespace
 
