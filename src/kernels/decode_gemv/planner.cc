@@ -13,67 +13,55 @@ namespace {
 
 constexpr std::string_view kName = "decode_gemv";
 
-// Who plans: bodies for a CPU, kernels for sm_90a, and for other GPUs what is to be written.
-enum class Column : std::uint8_t { kCpu, kCuda, kPlanned };
+/// What the family plans for one kind of device.
+struct Column {
+  plan::Verdict (*check)(const plan::FamilyContext& context, std::int64_t m_max);
+  std::vector<std::int64_t> (*breakpoints)(const plan::FamilyContext& context);
+  std::vector<plan::SliceRequest> (*slices)(const plan::FamilyContext& context,
+                                            std::int64_t num_tokens);
+  std::vector<Step> (*lower)(const plan::FamilyContext& context, std::int64_t m_max);
+};
 
-Column column_of(const plan::FamilyContext& context) {
+constexpr Column kCpu{panels::check_cpu,
+                      [](const plan::FamilyContext&) { return std::vector<std::int64_t>(); },
+                      panels::step_slices,
+                      [](const plan::FamilyContext& context, std::int64_t) {
+                        return panels::lower_cpu(context, kName);
+                      }};
+constexpr Column kSm90a{check_cuda, breakpoints_cuda, slices_cuda, lower_cuda};
+constexpr Column kPlanned{
+    check_planned,
+    breakpoints_planned,
+    slices_planned,
+    [](const plan::FamilyContext& context, std::int64_t) { return lower_planned(context); }};
+
+// Bodies for a CPU, kernels for sm_90a, and for other GPUs what is to be written.
+const Column& column_of(const plan::FamilyContext& context) {
   switch (context.device.arch) {
     case Arch::kCpu:
-      return Column::kCpu;
+      return kCpu;
     case Arch::kSm90a:
-      return Column::kCuda;
+      return kSm90a;
     default:
-      return Column::kPlanned;
+      return kPlanned;
   }
 }
 
 plan::Verdict check(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
-  switch (column_of(context)) {
-    case Column::kCpu:
-      return panels::check_cpu(context, m_max);
-    case Column::kCuda:
-      return check_cuda(context, m_max);
-    case Column::kPlanned:
-      break;
-  }
-  return check_planned(context, m_max);
+  return column_of(context).check(context, m_max);
 }
 
 std::vector<std::int64_t> breakpoints(const plan::FamilyContext& context) {
-  switch (column_of(context)) {
-    case Column::kCpu:
-      return {};
-    case Column::kCuda:
-      return breakpoints_cuda(context);
-    case Column::kPlanned:
-      break;
-  }
-  return breakpoints_planned(context);
+  return column_of(context).breakpoints(context);
 }
 
 std::vector<plan::SliceRequest> slices(const plan::FamilyContext& context,
                                        std::int64_t num_tokens) {
-  switch (column_of(context)) {
-    case Column::kCpu:
-      return panels::step_slices(context, num_tokens);
-    case Column::kCuda:
-      return slices_cuda(context, num_tokens);
-    case Column::kPlanned:
-      break;
-  }
-  return slices_planned(context, num_tokens);
+  return column_of(context).slices(context, num_tokens);
 }
 
 std::vector<Step> lower(const plan::FamilyContext& context, std::int64_t, std::int64_t m_max) {
-  switch (column_of(context)) {
-    case Column::kCpu:
-      return panels::lower_cpu(context, kName);
-    case Column::kCuda:
-      return lower_cuda(context, m_max);
-    case Column::kPlanned:
-      break;
-  }
-  return lower_planned(context);
+  return column_of(context).lower(context, m_max);
 }
 
 plan::CpuKernel cpu_kernel(const Step& step) {
