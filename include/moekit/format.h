@@ -76,6 +76,14 @@ struct WeightMatrix {
   std::optional<float> input_scale{};  // dequant-side global of the activations it multiplies
 };
 
+/// Whether elements of a format may share scales in groups of `group_size`: 0 and the format's own
+/// always, int4 also 32 and 64.
+[[nodiscard]] constexpr bool takes_group_size(const FormatInfo& info,
+                                              std::int64_t group_size) noexcept {
+  return group_size == 0 || group_size == info.group_size ||
+         (info.element == DType::kI4 && (group_size == 32 || group_size == 64));
+}
+
 /// Elements along K that share a scale in `matrix`; 0 without scales.
 [[nodiscard]] std::int64_t scale_group_size(const WeightMatrix& matrix) noexcept;
 

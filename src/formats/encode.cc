@@ -99,14 +99,19 @@ void for_block(const ScaleBlock& block, Visit visit) {
   }
 }
 
-float encode_e4m3_block(std::span<const float> values,
-                        std::size_t cols,
-                        const ScaleBlock& block,
-                        std::byte* codes) {
+float largest_magnitude(std::span<const float> values, std::size_t cols, const ScaleBlock& block) {
   float amax = 0.0F;
   for_block(block, [&](std::size_t row, std::size_t col) {
     amax = std::max(amax, std::fabs(values[row * cols + col]));
   });
+  return amax;
+}
+
+float encode_e4m3_block(std::span<const float> values,
+                        std::size_t cols,
+                        const ScaleBlock& block,
+                        std::byte* codes) {
+  const float amax = largest_magnitude(values, cols, block);
   const float scale = amax / device::kE4m3Max;
   for_block(block, [&](std::size_t row, std::size_t col) {
     const std::size_t at = row * cols + col;
@@ -120,10 +125,7 @@ float encode_i4_block(std::span<const float> values,
                       std::size_t cols,
                       const ScaleBlock& block,
                       std::byte* codes) {
-  float amax = 0.0F;
-  for_block(block, [&](std::size_t row, std::size_t col) {
-    amax = std::max(amax, std::fabs(values[row * cols + col]));
-  });
+  const float amax = largest_magnitude(values, cols, block);
   const float scale = device::bf16_to_f32(device::bf16_from_f32(amax / 7.0F));
   for_block(block, [&](std::size_t row, std::size_t col) {
     const std::size_t at = row * cols + col;
@@ -183,22 +185,6 @@ WeightMatrix shape_of(const FormatInfo& info,
   return {.format = info.format, .rows = rows, .cols = cols, .group_size = encoded.group_size};
 }
 
-Status check_group_size(const FormatInfo& info, std::int64_t group_size) {
-  const bool variable = info.element == DType::kI4;
-  if (group_size == 0 || group_size == info.group_size ||
-      (variable && (group_size == 32 || group_size == 64))) {
-    return {};
-  }
-  return invalid_argument(cat("group_size ",
-                              group_size,
-                              ", expected ",
-                              variable ? "32, 64 or " : "",
-                              info.group_size,
-                              " (format ",
-                              info.name,
-                              ")"));
-}
-
 Status check_sizes(const FormatInfo& info,
                    std::span<const float> values,
                    std::int64_t rows,
@@ -211,7 +197,7 @@ Status check_sizes(const FormatInfo& info,
   if (cols % kExtentMultiple != 0) {
     return invalid_argument(cat("cols ", cols, ", expected a multiple of ", kExtentMultiple));
   }
-  MOEKIT_RETURN_IF_ERROR(check_group_size(info, encoded.group_size));
+  MOEKIT_RETURN_IF_ERROR(formats::check_group_size(info, encoded.group_size));
   const std::int64_t code_bytes = rows * code_row_bytes(info.format, cols);
   const WeightMatrix shape = shape_of(info, rows, cols, encoded);
   const std::int64_t scale_bytes =

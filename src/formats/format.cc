@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moekit/format.h"
 
+#include "base/text.h"
+#include "formats/scales.h"
+
 namespace moekit {
 namespace {
 
@@ -59,4 +62,21 @@ std::int64_t code_row_bytes(Format format, std::int64_t cols) noexcept {
   return bits >= 8 ? cols * (bits / 8) : (cols * bits + 7) / 8;
 }
 
+namespace formats {
+
+Status check_group_size(const FormatInfo& info, std::int64_t group_size) {
+  if (takes_group_size(info, group_size)) {
+    return {};
+  }
+  return invalid_argument(base::cat("group_size ",
+                                    group_size,
+                                    ", expected ",
+                                    info.element == DType::kI4 ? "32, 64 or " : "",
+                                    info.group_size,
+                                    " (format ",
+                                    info.name,
+                                    ")"));
+}
+
+}  // namespace formats
 }  // namespace moekit

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "moekit/format.h"
+#include "moekit/status.h"
 
 #include "device/numerics/bf16.h"
 #include "device/numerics/e2m1.h"
@@ -17,6 +18,9 @@
 #include "device/numerics/e8m0.h"
 
 namespace moekit::formats {
+
+/// Errors  kInvalidArgument  a group size that the format does not take
+[[nodiscard]] Status check_group_size(const FormatInfo& info, std::int64_t group_size);
 
 inline constexpr float kLargestBf16 = 3.38953139e38F;  // 0x7F7F: (2 - 2^-7) * 2^127
 inline constexpr float kLargestE2m1 = 6.0F;

@@ -49,18 +49,7 @@ Status check_extents(const WeightMatrix& matrix, const FormatInfo& info) {
                                 ")"));
   }
   const std::int64_t group_size = scale_group_size(matrix);
-  const bool variable = info.element == DType::kI4;
-  if (matrix.group_size != 0 && matrix.group_size != info.group_size &&
-      !(variable && (matrix.group_size == 32 || matrix.group_size == 64))) {
-    return invalid_argument(cat("group_size ",
-                                matrix.group_size,
-                                ", expected ",
-                                variable ? "32, 64 or " : "",
-                                info.group_size,
-                                " (format ",
-                                info.name,
-                                ")"));
-  }
+  MOEKIT_RETURN_IF_ERROR(formats::check_group_size(info, matrix.group_size));
   if (matrix.group_row_offset < 0 || matrix.group_row_offset >= info.group_rows) {
     return invalid_argument(cat("group_row_offset ",
                                 matrix.group_row_offset,

@@ -175,7 +175,7 @@ Status check_group_offset(const Problem& problem) {
   const std::int64_t own = format.group_size;
   const std::int64_t given = problem.weight_group_size;
   const bool variable = format.element == DType::kI4;
-  if (given != 0 && given != own && !(variable && (given == 32 || given == 64))) {
+  if (!takes_group_size(format, given)) {
     return invalid_argument(cat("weight_group_size ",
                                 given,
                                 ", expected 0, ",
