@@ -36,7 +36,7 @@ struct BenchResult {
 /// Median of active_bytes / time, in GB/s.
 [[nodiscard]] Spread layer_gbps(const BenchResult& result);
 
-/// Weight bytes of one expert as the checkpoint stores it: codes, scales, no padding.
+/// Weight bytes of one expert as the checkpoint stores it: codes and scales, no padding.
 [[nodiscard]] std::int64_t expert_bytes(const Problem& problem);
 
 /// One timed case on a GPU.
@@ -55,6 +55,11 @@ struct DeviceBenchResult {
 [[nodiscard]] std::string device_bench_json(const DeviceBenchResult& result,
                                             const Plan& plan,
                                             const std::string& command_line);
+
+/// The lines that name a failed check and what reproduces it.
+[[nodiscard]] std::string failed_check_line(const std::string& command_line,
+                                            std::int64_t num_tokens,
+                                            const VerifyReport& check);
 
 /// Multiply-adds of both products count two.
 [[nodiscard]] std::int64_t layer_flops(const Problem& problem, std::int64_t num_tokens);

@@ -146,10 +146,7 @@ Result<ExitCode> bench_on_device(Console& console,
     MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(layer.subject, num_tokens));
     MOEKIT_ASSIGN_OR_RETURN(const DeviceBenchResult result, measure(options, layer, plan));
     if (!result.check.passed) {
-      console.report(fmt::format("FAILED  {} --tokens {}\n        {}\n",
-                                 options.command_line,
-                                 num_tokens,
-                                 result.check.first_failure));
+      console.report(failed_check_line(options.command_line, num_tokens, result.check));
       code = ExitCode::kCheckFailed;
       continue;
     }

@@ -62,6 +62,13 @@ std::int64_t expert_bytes(const Problem& problem) {
   return num_gate_up_rows(problem) * row_bytes(gate_up) + problem.hidden_size * row_bytes(down);
 }
 
+std::string failed_check_line(const std::string& command_line,
+                              std::int64_t num_tokens,
+                              const VerifyReport& check) {
+  return fmt::format(
+      "FAILED  {} --tokens {}\n        {}\n", command_line, num_tokens, check.first_failure);
+}
+
 std::int64_t layer_flops(const Problem& problem, std::int64_t num_tokens) {
   return 2 * num_tokens * problem.top_k * (num_gate_up_rows(problem) + problem.intermediate_size) *
          problem.hidden_size;
