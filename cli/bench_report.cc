@@ -51,15 +51,18 @@ Spread layer_gbps(const BenchResult& result) {
 }
 
 std::int64_t expert_bytes(const Problem& problem) {
-  WeightMatrix gate_up;
-  gate_up.format = recipe_info(problem.recipe).weights;
-  gate_up.cols = problem.hidden_size;
-  WeightMatrix down = gate_up;
-  down.cols = problem.intermediate_size;
-  const auto row_bytes = [](const WeightMatrix& matrix) {
-    return code_row_bytes(matrix.format, matrix.cols) + num_scale_cols(matrix);
+  const auto bytes = [](const WeightMatrix& shape) {
+    return shape.rows * code_row_bytes(shape.format, shape.cols) +
+           num_scale_rows(shape) * num_scale_cols(shape) * scale_elem_bytes(shape);
   };
-  return num_gate_up_rows(problem) * row_bytes(gate_up) + problem.hidden_size * row_bytes(down);
+  const WeightMatrix projection{.format = recipe_info(problem.recipe).weights,
+                                .rows = problem.intermediate_size,
+                                .cols = problem.hidden_size,
+                                .group_size = problem.weight_group_size};
+  WeightMatrix down = projection;
+  down.rows = problem.hidden_size;
+  down.cols = problem.intermediate_size;
+  return (activation_is_gated(problem.activation.kind) ? 2 : 1) * bytes(projection) + bytes(down);
 }
 
 std::string failed_check_line(const std::string& command_line,

@@ -54,40 +54,61 @@ struct MatrixBytes {
   std::vector<std::byte> scales;
 };
 
-/// Weights of about 1/64 to 1/16 in magnitude times the global, whatever the format.
-MatrixBytes random_matrix(Format format, std::int64_t rows, std::int64_t cols, RandomBits& random) {
-  const FormatInfo& info = format_info(format);
-  MatrixBytes bytes;
-  bytes.codes.resize(static_cast<std::size_t>(rows * code_row_bytes(format, cols)));
-  if (info.element == DType::kBf16) {
-    // Sign and mantissa random, exponent 2^-7 to 2^-4 (biased 120 to 123).
-    fill_bytes(bytes.codes, 0x81FF81FF81FF81FFULL, 0x3C003C003C003C00ULL, random);
-    return bytes;
+/// What fill_bytes writes for elements or scales of a dtype: weights of about 1/64 to 1/16 in
+/// magnitude times the global, whatever the format. Every code of e2m1 and i4 is legal.
+struct Fill {
+  DType dtype;
+  std::uint64_t mask;
+  std::uint64_t base;
+};
+
+constexpr Fill kElementFills[] = {
+    {DType::kBf16, 0x81FF81FF81FF81FFULL, 0x3C003C003C003C00ULL},  // 2^-7 to 2^-4
+    {DType::kE4m3, 0x8787878787878787ULL, 0x2828282828282828ULL},  // 2^-2 to 0.47
+    {DType::kE2m1, ~0ULL, 0},
+    {DType::kI4, ~0ULL, 0},
+};
+constexpr Fill kScaleFills[] = {
+    {DType::kE8m0, 0x0303030303030303ULL, 0x7474747474747474ULL},  // 2^-11 to 2^-8
+    {DType::kE4m3, 0x1F1F1F1F1F1F1F1FULL, 0x2020202020202020ULL},  // 2^-3 to 1.875
+    {DType::kF32, 0x007FFFFF007FFFFFULL, 0x3D8000003D800000ULL},   // 2^-4 to 2^-3
+    {DType::kBf16, 0x007F007F007F007FULL, 0x3C003C003C003C00ULL},  // 2^-7 to 2^-6
+};
+
+template <std::size_t kSize>
+void fill_as(const Fill (&fills)[kSize],
+             DType dtype,
+             std::vector<std::byte>& bytes,
+             RandomBits& random) {
+  for (const Fill& fill : fills) {
+    if (fill.dtype == dtype) {
+      fill_bytes(bytes, fill.mask, fill.base, random);
+    }
   }
-  fill_bytes(bytes.codes, ~0ULL, 0, random);
-  const std::int64_t groups = (cols + info.group_size - 1) / info.group_size;
-  bytes.scales.resize(static_cast<std::size_t>(rows * groups));
-  if (info.scale == DType::kE8m0) {
-    fill_bytes(bytes.scales, 0x0303030303030303ULL, 0x7474747474747474ULL, random);  // 2^-11 … 2^-8
-  } else {
-    fill_bytes(bytes.scales, 0x1F1F1F1F1F1F1F1FULL, 0x2020202020202020ULL, random);  // 2^-3 … 1.875
+}
+
+/// Bytes for a matrix of which the shape alone is known yet.
+MatrixBytes random_matrix(const WeightMatrix& shape, RandomBits& random) {
+  const FormatInfo& info = format_info(shape.format);
+  MatrixBytes bytes;
+  bytes.codes.resize(
+      static_cast<std::size_t>(shape.rows * code_row_bytes(shape.format, shape.cols)));
+  fill_as(kElementFills, info.element, bytes.codes, random);
+  if (info.scale.has_value()) {
+    bytes.scales.resize(static_cast<std::size_t>(num_scale_rows(shape) * num_scale_cols(shape) *
+                                                 scale_elem_bytes(shape)));
+    fill_as(kScaleFills, *info.scale, bytes.scales, random);
   }
   return bytes;
 }
 
-WeightMatrix view_of(const MatrixBytes& bytes,
-                     Format format,
-                     std::int64_t rows,
-                     std::int64_t cols) {
-  WeightMatrix matrix;
-  matrix.format = format;
-  matrix.rows = rows;
-  matrix.cols = cols;
+WeightMatrix view_of(const MatrixBytes& bytes, const WeightMatrix& shape) {
+  WeightMatrix matrix = shape;
   matrix.codes = bytes.codes.data();
-  matrix.row_stride_bytes = code_row_bytes(format, cols);
+  matrix.row_stride_bytes = code_row_bytes(shape.format, shape.cols);
   if (!bytes.scales.empty()) {
     matrix.scales = bytes.scales.data();
-    matrix.scale_row_stride_bytes = num_scale_cols(matrix);
+    matrix.scale_row_stride_bytes = num_scale_cols(shape) * scale_elem_bytes(shape);
   }
   return matrix;
 }
@@ -156,17 +177,26 @@ struct RandomExperts::Storage {
 Result<RandomExperts> RandomExperts::make(const Problem& problem, RandomBits& random) {
   MOEKIT_RETURN_IF_ERROR(validate_problem(problem));
   constexpr std::int64_t kMaxCodeSets = 4;
-  const Format format = recipe_info(problem.recipe).weights;
+  const RecipeInfo& recipe = recipe_info(problem.recipe);
   const bool gated = activation_is_gated(problem.activation.kind);
   const std::int64_t hidden = problem.hidden_size;
   const std::int64_t inner = problem.intermediate_size;
+  WeightMatrix gate_up{.format = recipe.weights,
+                       .rows = inner,
+                       .cols = hidden,
+                       .group_size = problem.weight_group_size};
+  if (quantizer_info(recipe.quantizer).needs_input_scale) {
+    gate_up.input_scale = 0x1p-10F;  // inputs are below 2, 6 * 448 * 2^-10 is 2.6
+  }
+  WeightMatrix down = gate_up;
+  down.rows = hidden;
+  down.cols = inner;
 
   auto storage = std::make_shared<Storage>();
   for (std::int64_t i = 0; i < std::min(kMaxCodeSets, problem.num_experts); ++i) {
-    storage->code_sets.push_back(
-        {gated ? random_matrix(format, inner, hidden, random) : MatrixBytes{},
-         random_matrix(format, inner, hidden, random),
-         random_matrix(format, hidden, inner, random)});
+    storage->code_sets.push_back({gated ? random_matrix(gate_up, random) : MatrixBytes{},
+                                  random_matrix(gate_up, random),
+                                  random_matrix(down, random)});
   }
   const std::int64_t bias_elems = 2 * inner + hidden;
   storage->biases.resize(static_cast<std::size_t>(problem.num_experts * bias_elems));
@@ -181,11 +211,11 @@ Result<RandomExperts> RandomExperts::make(const Problem& problem, RandomBits& ra
     const float* biases = storage->biases.data() + e * bias_elems;
     ExpertWeights expert;
     if (gated) {
-      expert.gate = view_of(set.gate, format, inner, hidden);
+      expert.gate = view_of(set.gate, gate_up);
     }
-    expert.up = view_of(set.up, format, inner, hidden);
-    expert.down = view_of(set.down, format, hidden, inner);
-    if (format_info(format).has_global_scale) {
+    expert.up = view_of(set.up, gate_up);
+    expert.down = view_of(set.down, down);
+    if (format_info(recipe.weights).has_global_scale) {
       for (WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
         matrix->global_scale = (1.0F + random.unit()) / 256.0F;
       }

@@ -354,6 +354,32 @@ TEST(CliVerify, ChecksTheWeightsOfACheckpoint) {
   EXPECT_EQ(result.json().at("passed"), 2);
 }
 
+TEST(CliBench, EveryRecipeIsTimedAndItsBytesCounted) {
+  struct Case {
+    const char* recipe;
+    std::int64_t matrix_bytes;  // of 128 x 64: codes, then scales
+  };
+
+  for (const Case& c : {Case{"w16a16", 128 * 64 * 2},
+                        Case{"w4a16_nvfp4", 128 * 64 / 2 + 128 * 64 / 16},
+                        Case{"w4a16_mxfp4", 128 * 64 / 2 + 128 * 64 / 32},
+                        Case{"w4a4_nvfp4", 128 * 64 / 2 + 128 * 64 / 16},
+                        Case{"w4a8_nvfp4", 128 * 64 / 2 + 128 * 64 / 16},
+                        Case{"w4a8_mxfp4", 128 * 64 / 2 + 128 * 64 / 32},
+                        Case{"w8a8_fp8_block128", 128 * 64 + 4},
+                        Case{"w4a16_int4", 0}}) {
+    const CliResult result = run_cli(with_shape(
+        "bench", {"--tokens", "1", "--seconds", "0.02", "--recipe", c.recipe, "--json"}));
+    ASSERT_EQ(result.exit_code, 0) << c.recipe << result.out << result.err;
+    const Json row = result.json();
+    EXPECT_EQ(row.at("check").at("passed"), true) << c.recipe;
+    // int4 has a bf16 scale per 128 columns or the rest of them: 64 rows of one, 128 rows of one.
+    const std::int64_t expert =
+        c.matrix_bytes != 0 ? 3 * c.matrix_bytes : 3 * 128 * 64 / 2 + 2 * (64 * 2) + 128 * 2;
+    EXPECT_EQ(row.at("active_weight_bytes"), 2 * expert) << c.recipe;
+  }
+}
+
 TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
   const CliResult result = run_cli(
       with_shape("bench", {"--tokens", "1,4", "--seconds", "0.05", "--threads", "2", "--json"}));
