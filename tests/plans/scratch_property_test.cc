@@ -135,6 +135,9 @@ TEST(Scratch, MonotoneTotalAndDisjointOverRandomProblems) {
     if (random() % 8 == 0) {
       overrides.route_block_rows = 16;
     }
+    if (random() % 8 == 0) {
+      overrides.family = ExecutionFamily::kDirect;  // far beyond where it is chosen
+    }
     std::int64_t before = 0;
     ++problems;
     for (const std::int64_t tokens : capacities(random)) {
@@ -182,6 +185,42 @@ TEST(Scratch, EveryModelOnEveryDeviceThatServesIt) {
     }
   }
   EXPECT_EQ(plans, 25 * 8 * 105);
+}
+
+// A variant makes way for a smaller one as the routes' tables grow in shared memory: that ends a
+// rung, so a plan of more tokens has the kernels of a smaller one and needs no less.
+TEST(Scratch, PinnedDirectPlansKeepTheRungsOfSmallerOnes) {
+  struct Case {
+    const char* device;
+    Recipe recipe;
+    std::int64_t experts, top_k, hidden, inner;
+  };
+
+  for (const Case& c : {Case{"sm_120a", Recipe::kW4a16Nvfp4, 512, 10, 2048, 512},
+                        Case{"sm_121a:num_sms=158", Recipe::kW4a4Nvfp4, 563, 17, 512, 64},
+                        Case{"sm_86", Recipe::kW4a16Nvfp4, 856, 9, 536, 240}}) {
+    Problem problem;
+    problem.recipe = c.recipe;
+    problem.hidden_size = c.hidden;
+    problem.intermediate_size = c.inner;
+    problem.num_experts = c.experts;
+    problem.top_k = c.top_k;
+    const PlanOverrides direct{.family = ExecutionFamily::kDirect};
+    problem.num_tokens = 64;
+    const Plan large = plan_of(problem, c.device, direct);
+    EXPECT_GT(large->ladder.size(), 1U) << c.device;
+    std::int64_t before = 0;
+    for (std::int64_t tokens = 1; tokens <= 64; ++tokens) {
+      problem.num_tokens = tokens;
+      const Plan plan = plan_of(problem, c.device, direct);
+      EXPECT_GE(plan.workspace_bytes(), before) << c.device << " " << tokens;
+      before = plan.workspace_bytes();
+      for (std::size_t step = 0; step < 2; ++step) {
+        EXPECT_EQ(plan.rung(tokens)->steps[step].kernel, large.rung(tokens)->steps[step].kernel)
+            << c.device << " " << tokens;
+      }
+    }
+  }
 }
 
 // reference.md 4.7: a capacity of 1536 needed fewer tiles than the 1535 tokens that it had to

@@ -186,6 +186,14 @@ std::vector<std::int64_t> breakpoints_planned(const FamilyContext& context) {
       }
     }
   }
+  // A rung ends where shared memory makes way for another variant: a plan of more tokens then runs
+  // what a smaller one runs, and needs no less.
+  const std::int64_t last = std::min<std::int64_t>(context.problem.num_tokens, kMaxTokens);
+  for (std::int64_t tokens = 1; tokens < last; ++tokens) {
+    if (pin_name(context, tokens) != pin_name(context, tokens + 1)) {
+      ends.push_back(tokens);
+    }
+  }
   return ends;
 }
 

@@ -180,14 +180,12 @@ std::vector<plan::SliceRequest> slices_cuda(const plan::FamilyContext& context,
   const Problem& problem = context.problem;
   const CallShape shape =
       call_shape(problem, context.device, context.layout.down.shape.group_offset);
-  std::int64_t spill = 0;
-  for (const std::int64_t end : rung_ends(context)) {
-    // A chunk runs with the kernels of its rung, whatever its own size.
-    const std::optional<Choices> choices = choices_for(context, end);
-    if (choices.has_value()) {
-      spill = std::max(spill, spill_bytes(choices->down, shape, std::min(end, num_tokens)));
-    }
-  }
+  // A chunk runs with the kernels of its rung, whatever its own size.
+  const std::optional<Choices> choices = choices_for(context, context.rung_tokens);
+  const std::int64_t spill =
+      choices.has_value()
+          ? spill_bytes(choices->down, shape, std::min(context.rung_tokens, num_tokens))
+          : 0;
   return {
       {plan::SliceId::kIntermediate, num_tokens * problem.top_k * problem.intermediate_size * 2},
       {plan::SliceId::kScratch, num_tokens == 0 ? 0 : spill}};
