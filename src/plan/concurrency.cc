@@ -31,6 +31,15 @@ constexpr std::int64_t kReservedBytes = kKib;  // of each block, by the system
 
 }  // namespace
 
+std::int64_t max_smem_per_block(Arch arch) {
+  for (const SmLimits& limits : kSmLimits) {
+    if (limits.arch == arch) {
+      return limits.smem_bytes - kReservedBytes;
+    }
+  }
+  return 0;
+}
+
 std::int64_t resident_blocks(const DeviceDescriptor& device,
                              std::int64_t num_threads,
                              std::int64_t smem_bytes) {

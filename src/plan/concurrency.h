@@ -23,6 +23,9 @@ namespace moekit::plan {
 /// The worst of all rungs.
 [[nodiscard]] AuxStreamOverlap overlap_of(const std::vector<Rung>& ladder);
 
+/// What one block of `arch` may have at most; 0 for a CPU.
+[[nodiscard]] std::int64_t max_smem_per_block(Arch arch);
+
 /// Blocks of `num_threads` threads and `smem_bytes` that `device` holds at once.
 [[nodiscard]] std::int64_t resident_blocks(const DeviceDescriptor& device,
                                            std::int64_t num_threads,

@@ -7,6 +7,7 @@
 #include "base/cpu_info.h"
 #include "base/named.h"
 #include "base/text.h"
+#include "plan/concurrency.h"
 #include "plan/validate_device.h"
 
 namespace moekit {
@@ -201,6 +202,16 @@ Status validate_device(const DeviceDescriptor& device) {
   }
   if (device.arch != Arch::kCpu && (device.num_sms < 1 || device.num_sms > kMostSms)) {
     return invalid_argument(cat("device: num_sms ", device.num_sms, ", expected 1..", kMostSms));
+  }
+  const std::int64_t most_smem = max_smem_per_block(device.arch);
+  if (device.arch != Arch::kCpu &&
+      (device.smem_per_block_bytes < 0 || device.smem_per_block_bytes > most_smem)) {
+    return invalid_argument(cat("device: smem_per_block_bytes ",
+                                device.smem_per_block_bytes,
+                                ", expected 0..",
+                                most_smem,
+                                " on ",
+                                arch_name(device.arch)));
   }
   return {};
 }
