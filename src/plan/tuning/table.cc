@@ -48,6 +48,11 @@ std::int64_t last_tokens(std::int64_t routes, std::int64_t top_k) {
   return routes < 0 ? -1 : routes / top_k;
 }
 
+/// Sums in no order are nobody's own: batch_invariant takes none, whatever is allowed.
+bool takes_atomics(const Problem& problem) {
+  return problem.allow_atomics && !problem.batch_invariant;
+}
+
 }  // namespace
 
 const TuningTable* tuning_table(Arch arch) noexcept {
@@ -78,7 +83,7 @@ bool holds(const RowFilter& filter, const Problem& problem) noexcept {
 
 const DirectRow* direct_row(const TuningTable& table, const Problem& problem) noexcept {
   for (const DirectRow& row : table.direct) {
-    if ((!row.atomic || problem.allow_atomics) && holds(row.filter, problem)) {
+    if ((!row.atomic || takes_atomics(problem)) && holds(row.filter, problem)) {
       return &row;
     }
   }
@@ -137,7 +142,7 @@ const GridRow* grid_row(const TuningTable& table,
 }
 
 bool may_combine_by_atomics(const TuningTable& table, const Problem& problem) noexcept {
-  return problem.allow_atomics &&
+  return takes_atomics(problem) &&
          std::any_of(table.atomics.begin(), table.atomics.end(), [&](const AtomicRow& row) {
            return holds(row.filter, problem);
          });
