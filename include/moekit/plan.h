@@ -198,7 +198,9 @@ class Plan {
                                      const DeviceDescriptor& device,
                                      const PlanOverrides& overrides = {}) noexcept;
 
-/// plan.workspace_bytes() without the plan; monotone in problem.num_tokens.
+/// plan.workspace_bytes() without the plan; monotone in problem.num_tokens where
+/// max_workspace_bytes is 0. Under a budget it never exceeds the budget, and more tokens may leave
+/// a chunk, and with it the sum, a little smaller.
 [[nodiscard]] Result<std::int64_t> required_bytes(const Problem& problem,
                                                   const DeviceDescriptor& device,
                                                   const PlanOverrides& overrides = {}) noexcept;

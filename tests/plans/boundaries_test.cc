@@ -191,6 +191,28 @@ TEST(Boundaries, BatchInvariantPlansHaveOneFamilyAndOneKOrder) {
   EXPECT_GT(checked, 20);
 }
 
+TEST(Boundaries, BatchInvarianceTakesNoAtomicsThatAreAllowed) {
+  Problem problem = glm_tp8(Recipe::kW4a4Nvfp4, 64);
+  problem.allow_atomics = true;
+  EXPECT_FALSE(plan_of(problem, "sm_120a")->deterministic);
+  problem.batch_invariant = true;
+  EXPECT_TRUE(plan_of(problem, "sm_120a")->deterministic);
+}
+
+TEST(Boundaries, NoDeviceHasMoreSharedMemoryThanItsArch) {
+  DeviceDescriptor device = device_of("sm_120a");
+  device.smem_per_block_bytes = 99 * 1024;
+  EXPECT_TRUE(make_plan(glm_tp8(Recipe::kW4a16Nvfp4, 4), device, {.resident = true}).has_value());
+  // More than a multiprocessor has: no block of it would be resident.
+  for (const std::int64_t bytes : {99 * 1024 + 1, 110000, 227 * 1024}) {
+    device.smem_per_block_bytes = bytes;
+    const Status status =
+        make_plan(glm_tp8(Recipe::kW4a16Nvfp4, 4), device, {.resident = true}).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << bytes;
+    EXPECT_NE(status.message().find("0..101376"), std::string::npos) << status.to_string();
+  }
+}
+
 TEST(Boundaries, PinsAreHonouredOrRefusedWithTheLegalValues) {
   const Problem problem = glm_tp8(Recipe::kW4a16Nvfp4, 1024);
   for (const std::int64_t rows : {8, 16, 32, 48, 64}) {
