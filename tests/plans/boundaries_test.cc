@@ -201,10 +201,10 @@ TEST(Boundaries, BatchInvarianceTakesNoAtomicsThatAreAllowed) {
 
 TEST(Boundaries, NoDeviceHasMoreSharedMemoryThanItsArch) {
   DeviceDescriptor device = device_of("sm_120a");
-  device.smem_per_block_bytes = 99 * 1024;
+  device.smem_per_block_bytes = 101376;
   EXPECT_TRUE(make_plan(glm_tp8(Recipe::kW4a16Nvfp4, 4), device, {.resident = true}).has_value());
   // More than a multiprocessor has: no block of it would be resident.
-  for (const std::int64_t bytes : {99 * 1024 + 1, 110000, 227 * 1024}) {
+  for (const std::int64_t bytes : {101377, 110000, 232448}) {
     device.smem_per_block_bytes = bytes;
     const Status status =
         make_plan(glm_tp8(Recipe::kW4a16Nvfp4, 4), device, {.resident = true}).status();
