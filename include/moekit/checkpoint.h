@@ -33,11 +33,14 @@ struct NamedTensor {
   std::string foreign_dtype{};  // a dtype without a DType as the file names it (F64), else empty
 };
 
-/// The layer's router: weight [num_experts, hidden], optional bias (gpt-oss) and correction bias.
+/// The layer's router: weight [num_experts, hidden], optional bias (gpt-oss) and correction bias, a
+/// scale per expert (Gemma-4), a table of expert ids by token id (DeepSeek-V4).
 struct RouterTensors {
-  TensorView weight{};
+  TensorView weight{};  // data null: no product with the layer's x gives the logits
   TensorView bias{};
   TensorView correction_bias{};
+  TensorView expert_scale{};  // [num_experts] f32, bf16 or f16
+  TensorView hash_table{};    // [vocabulary, top_k] i32 without gaps, every id below num_experts
 };
 
 /// What one MoE layer of a checkpoint is, with how each fact was found.

@@ -40,6 +40,8 @@ constexpr std::array kGgufArchitectures{
     GgufArchitecture{"gpt-oss", "gpt_oss", false, "softmax_selected"},
     GgufArchitecture{"step35", "step3p5", true, "sigmoid"},
     GgufArchitecture{"llama4", "llama4", false, "sigmoid"},
+    GgufArchitecture{"deepseek4", "deepseek_v4", true, "sqrtsoftplus"},
+    GgufArchitecture{"gemma4", "gemma4", true, "softmax"},
 };
 
 // Values of expert_gating_func. 3 (softmax over the selected) is what gpt-oss does.

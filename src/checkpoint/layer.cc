@@ -17,6 +17,8 @@ namespace {
 
 using base::cat;
 
+constexpr std::string_view kDeepseekV4 = "deepseek_v4";
+
 /// Names of activation functions in configurations.
 struct ActivationAlias {
   std::string_view name;
@@ -66,26 +68,34 @@ Result<NamedKind> activation_kind(const ModelConfig& config,
 
 /// swiglu_limit, absent where the model computes without one. Only DeepSeek-V4's own code reads 0
 /// as no limit; elsewhere a limit of 0 would clamp everything away, so it is an error in the file.
-Result<std::optional<float>> swiglu_limit(const ModelConfig& config) {
-  if (!config.swiglu_limit.has_value()) {
+Result<std::optional<float>> swiglu_limit(const ModelConfig& config,
+                                          const MaybeFact<double>& named) {
+  if (!named.has_value()) {
     return std::optional<float>();
   }
-  const auto limit = static_cast<float>(config.swiglu_limit->value);
+  const auto limit = static_cast<float>(named->value);
   if (limit > 0.0F) {
     return std::optional<float>(limit);
   }
-  if (config.swiglu_limit->value == 0.0 && config.model_type == "deepseek_v4") {
+  if (named->value == 0.0 && config.model_type == kDeepseekV4) {
     return std::optional<float>();
   }
-  return invalid_argument(cat(config.swiglu_limit->origin,
-                              " is ",
-                              config.swiglu_limit->value,
-                              ", expected a positive number"));
+  return invalid_argument(cat(named->origin, " is ", named->value, ", expected a positive number"));
+}
+
+/// The clamp of one layer: DeepSeek-V4's GGUF files list it layer by layer.
+MaybeFact<double> layer_limit(const ModelConfig& config, std::int64_t layer) {
+  const auto index = static_cast<std::size_t>(layer);
+  if (config.model_type == kDeepseekV4 && index < config.swiglu_limits.size()) {
+    return Fact<double>{config.swiglu_limits[index], config.swiglu_limits_origin};
+  }
+  return config.swiglu_limit;
 }
 
 Result<Activation> read_activation(const ModelConfig& config,
                                    const ModelFacts* facts,
                                    const LayerWeights& weights,
+                                   const MaybeFact<double>& named_limit,
                                    std::vector<std::string>& inferred) {
   MOEKIT_ASSIGN_OR_RETURN(const NamedKind named, activation_kind(config, facts, weights));
   if (activation_is_gated(named.kind) != weights.gated) {
@@ -101,10 +111,10 @@ Result<Activation> read_activation(const ModelConfig& config,
   inferred.push_back(cat("activation=", activation_name(named.kind), " from ", named.origin));
   const bool clamps =
       named.kind == ActivationKind::kSwigluOai || named.kind == ActivationKind::kSilu;
-  MOEKIT_ASSIGN_OR_RETURN(const std::optional<float> limit, swiglu_limit(config));
+  MOEKIT_ASSIGN_OR_RETURN(const std::optional<float> limit, swiglu_limit(config, named_limit));
   if (clamps && limit.has_value()) {
     activation.limit = limit;
-    inferred.push_back(cat("limit=", *activation.limit, " from ", config.swiglu_limit->origin));
+    inferred.push_back(cat("limit=", *activation.limit, " from ", named_limit->origin));
   }
   if (named.kind == ActivationKind::kSwigluOai) {
     // Constants of the gpt-oss modelling code; older configurations do not carry them.
@@ -189,7 +199,8 @@ Result<LayerWeights> read_weights(const Checkpoint::State& state, const MoeModul
 /// other numbers without a word.
 Status check_layer_clamp(const ModelConfig& config, std::int64_t layer) {
   const auto index = static_cast<std::size_t>(layer);
-  if (index >= config.swiglu_limits.size() || config.swiglu_limits[index] == 0.0) {
+  if (config.model_type == kDeepseekV4 || index >= config.swiglu_limits.size() ||
+      config.swiglu_limits[index] == 0.0) {
     return {};
   }
   return unsupported(cat(config.swiglu_limits_origin,
@@ -222,9 +233,12 @@ Status fill_problem(const Checkpoint::State& state,
   problem.row_order = weights.row_order;
   problem.gate_up_bias = weights.gate_up_bias;
   problem.down_bias = weights.down_bias;
-  MOEKIT_ASSIGN_OR_RETURN(
-      problem.activation,
-      read_activation(config, find_model_facts(config.model_type), weights, layer.inferred));
+  MOEKIT_ASSIGN_OR_RETURN(problem.activation,
+                          read_activation(config,
+                                          find_model_facts(config.model_type),
+                                          weights,
+                                          layer_limit(config, layer.layer),
+                                          layer.inferred));
   layer.inferred.push_back(
       cat("recipe=", recipe_info(problem.recipe).name, " from tensors of scheme ", weights.scheme));
   if (config.top_k.has_value()) {

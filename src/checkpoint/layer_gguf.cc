@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/layer_weights.h"
+#include "checkpoint/model_facts.h"
 #include "checkpoint/schemes.h"
 
 namespace moekit::checkpoint {
@@ -294,6 +295,10 @@ Result<GgufExperts> read_experts(const Checkpoint::State& state,
   const std::string_view up_name = experts.fused ? kGgufGateUp : kGgufUp;
   MOEKIT_ASSIGN_OR_RETURN(experts.up, read_projection(state, cat(prefix, up_name), storage));
   MOEKIT_ASSIGN_OR_RETURN(experts.down, read_projection(state, cat(prefix, kGgufDown), storage));
+  const ModelFacts* facts = find_model_facts(state.config.model_type);
+  if (facts != nullptr && facts->own_router_input && experts.down.stack.blocks == nullptr) {
+    experts.down.globals.clear();  // Gemma-4's scale per expert, which the router applies
+  }
   const Stack& down = experts.down.stack;
   if (down.num_experts < 1 || down.num_experts > kMaxExperts) {
     return unsupported(

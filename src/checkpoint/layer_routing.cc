@@ -25,6 +25,7 @@ struct ScoringAlias {
 constexpr std::array kScoringAliases{
     ScoringAlias{"softmax", Scoring::kSoftmax},
     ScoringAlias{"sigmoid", Scoring::kSigmoid},
+    ScoringAlias{"sqrtsoftplus", Scoring::kSqrtSoftplus},
 };
 
 const NamedTensor* find_any(const TensorReader& tensors,
@@ -102,24 +103,79 @@ Result<TensorView> decode_q8_0(const TensorEntry& entry,
   return matrix_view(static_cast<const void*>(values), DType::kF32, rows, cols);
 }
 
+/// [vocabulary, top_k] expert ids, i32 in the file or i64 (transformers), as i32.
+Result<TensorView> read_hash_table(const NamedTensor& table,
+                                   const Problem& problem,
+                                   LayerStorage& storage) {
+  const TensorView& view = table.view;
+  const DType dtype = view.dtype;
+  if (!table.foreign_dtype.empty() || (dtype != DType::kI32 && dtype != DType::kI64)) {
+    return invalid_argument(cat("router tensor ",
+                                printable(table.name),
+                                " has dtype ",
+                                dtype_text(table),
+                                ", expected i32 or i64"));
+  }
+  if (view.rank != 2 || view.shape[0] < 1 || view.shape[1] != problem.top_k) {
+    return invalid_argument(cat("router tensor ",
+                                printable(table.name),
+                                " has shape ",
+                                shape_text(view),
+                                ", expected [vocabulary, top_k = ",
+                                problem.top_k,
+                                "]"));
+  }
+  const std::int64_t count = view.shape[0] * view.shape[1];
+  auto* ids = reinterpret_cast<std::int32_t*>(storage.take(count * 4));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t id = dtype == DType::kI64 ? static_cast<const std::int64_t*>(view.data)[i]
+                                                 : static_cast<const std::int32_t*>(view.data)[i];
+    if (id < 0 || id >= problem.num_experts) {
+      return invalid_argument(cat("router tensor ",
+                                  printable(table.name),
+                                  " names expert ",
+                                  id,
+                                  " for token id ",
+                                  i / problem.top_k,
+                                  ", expected 0 to ",
+                                  problem.num_experts - 1));
+    }
+    ids[i] = static_cast<std::int32_t>(id);
+  }
+  return matrix_view(static_cast<const void*>(ids), DType::kI32, view.shape[0], view.shape[1]);
+}
+
+Status read_router_weight(const Checkpoint::State& state,
+                          const std::string& prefix,
+                          LayerStorage& storage,
+                          CheckpointLayer& layer) {
+  const TensorReader tensors(state);
+  const NamedTensor* weight = find_any(tensors, prefix, kRouterWeights);
+  const ModelFacts* facts = find_model_facts(state.config.model_type);
+  if (weight == nullptr || (facts != nullptr && facts->own_router_input)) {
+    return {};
+  }
+  // Experts behind a latent projection are narrower than the router's input.
+  const bool latent = state.config.latent_size.has_value() && state.config.hidden_size.has_value();
+  const std::int64_t width = latent ? state.config.hidden_size->value : layer.problem.hidden_size;
+  const std::int64_t experts = layer.problem.num_experts;
+  if (const auto block = state.blocks.find(weight->name); block != state.blocks.end()) {
+    MOEKIT_ASSIGN_OR_RETURN(layer.router.weight,
+                            decode_q8_0(block->second, experts, width, storage));
+    return {};
+  }
+  MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *weight, {experts, width}));
+  layer.router.weight = weight->view;
+  return {};
+}
+
 Status read_router_tensors(const Checkpoint::State& state,
                            const std::string& prefix,
                            LayerStorage& storage,
                            CheckpointLayer& layer) {
+  MOEKIT_RETURN_IF_ERROR(read_router_weight(state, prefix, storage, layer));
   const TensorReader tensors(state);
   const std::int64_t experts = layer.problem.num_experts;
-  // Experts behind a latent projection are narrower than the router's input.
-  const bool latent = state.config.latent_size.has_value() && state.config.hidden_size.has_value();
-  const std::int64_t width = latent ? state.config.hidden_size->value : layer.problem.hidden_size;
-  if (const NamedTensor* weight = find_any(tensors, prefix, kRouterWeights); weight != nullptr) {
-    if (const auto block = state.blocks.find(weight->name); block != state.blocks.end()) {
-      MOEKIT_ASSIGN_OR_RETURN(layer.router.weight,
-                              decode_q8_0(block->second, experts, width, storage));
-    } else {
-      MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *weight, {experts, width}));
-      layer.router.weight = weight->view;
-    }
-  }
   // DeepSeek-V4's own files name the correction bias gate.bias; its router has no other.
   const bool corrects = state.config.model_type == "deepseek_v4";
   if (const NamedTensor* bias = find_any(tensors, prefix, kRouterBiases); bias != nullptr) {
@@ -129,6 +185,25 @@ Status read_router_tensors(const Checkpoint::State& state,
   if (const NamedTensor* bias = find_any(tensors, prefix, kCorrectionBiases); bias != nullptr) {
     MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *bias, {experts}));
     layer.router.correction_bias = bias->view;
+  }
+  const NamedTensor* scale = find_any(tensors, prefix, kExpertScales);
+  if (const ModelFacts* facts = find_model_facts(state.config.model_type);
+      facts != nullptr && facts->own_router_input && layer.scheme == "gguf_bf16") {
+    scale = tensors.find(cat(prefix, kGgufExpertScale));
+  }
+  if (scale != nullptr) {
+    MOEKIT_RETURN_IF_ERROR(check_router_tensor(tensors, *scale, {experts}));
+    layer.router.expert_scale = scale->view;
+  }
+  // Without a configuration nobody knows top_k, and nothing is routed.
+  if (const NamedTensor* table = find_any(tensors, prefix, kHashTables);
+      table != nullptr && layer.problem.top_k > 0) {
+    MOEKIT_ASSIGN_OR_RETURN(layer.router.hash_table,
+                            read_hash_table(*table, layer.problem, storage));
+    if (layer.router.correction_bias.data != nullptr) {
+      return invalid_argument(cat(printable(table->name),
+                                  " selects by token id, and the layer has a correction bias too"));
+    }
   }
   return {};
 }
@@ -185,6 +260,9 @@ struct SelectionChoice {
 };
 
 SelectionChoice choose_selection(const ModelConfig& config, const CheckpointLayer& layer) {
+  if (layer.router.hash_table.data != nullptr) {
+    return {.groups = false};  // topk_method is that of the layers without a table
+  }
   const bool correction_bias = layer.router.correction_bias.data != nullptr;
   const bool grouped = config.num_groups.has_value() && config.num_groups->value > 1;
   if (!config.topk_method.has_value()) {
@@ -248,6 +326,8 @@ std::string describe(const Routing& routing, std::string_view scoring, const std
              routing.scale,
              " correction_bias=",
              routing.correction_bias,
+             routing.expert_scale ? " expert_scale=true" : "",
+             routing.hash_table ? " hash_table=true" : "",
              " from ",
              origin);
 }
@@ -289,6 +369,8 @@ Result<Routing> make_routing(const ModelConfig& config,
                          : facts != nullptr                ? facts->routed_scaling
                                                            : 1.0);
   routing.correction_bias = layer.router.correction_bias.data != nullptr;
+  routing.expert_scale = layer.router.expert_scale.data != nullptr;
+  routing.hash_table = layer.router.hash_table.data != nullptr;
   MOEKIT_RETURN_IF_ERROR(check_groups(routing));
   return routing;
 }
@@ -300,14 +382,16 @@ Status read_router(const Checkpoint::State& state,
                    LayerStorage& storage,
                    CheckpointLayer& layer) {
   MOEKIT_RETURN_IF_ERROR(read_router_tensors(state, prefix, storage, layer));
-  if (layer.router.weight.data == nullptr || layer.problem.top_k == 0) {
-    layer.inferred.emplace_back(layer.router.weight.data == nullptr
-                                    ? "routing=none: the files hold no router"
-                                    : "routing=none: no configuration names top_k");
-    return {};
-  }
   const ModelConfig& config = state.config;
   const ModelFacts* facts = find_model_facts(config.model_type);
+  const bool own_input = facts != nullptr && facts->own_router_input &&
+                         find_any(TensorReader(state), prefix, kOwnInputRouters) != nullptr;
+  const bool has_router = layer.router.weight.data != nullptr || own_input;
+  if (!has_router || layer.problem.top_k == 0) {
+    layer.inferred.emplace_back(has_router ? "routing=none: no configuration names top_k"
+                                           : "routing=none: the files hold no router");
+    return {};
+  }
   const ScoringChoice choice =
       choose_scoring(config, facts, layer.router.correction_bias.data != nullptr);
   const SelectionChoice selection = choose_selection(config, layer);
@@ -323,6 +407,11 @@ Status read_router(const Checkpoint::State& state,
   routing.scoring = *choice.scoring;
   layer.inferred.push_back(describe(routing, scoring_word(routing.scoring), choice.origin));
   layer.routing = routing;
+  if (own_input) {
+    layer.inferred.push_back(cat("router_logits=of the caller: the router of model_type ",
+                                 facts->model_type,
+                                 " reads a norm of its own, not x"));
+  }
   return {};
 }
 

@@ -235,19 +235,6 @@ TEST(Layer, llama4_is_transposed_gate_first_and_weighted_on_its_input) {
             16);
 }
 
-TEST(Layer, deepseek_v4_names_its_correction_bias_gate_bias) {
-  Tensors tensors = plain(2, "layers.1.ffn.");
-  tensors.push_back({"layers.1.ffn.gate.weight", "BF16", {2, 16}});
-  tensors.push_back({"layers.1.ffn.gate.bias", "F32", {2}});
-  const Composed composed(
-      tensors,
-      R"({"model_type":"deepseek_v4","scoring_func":"sqrtsoftplus","num_experts_per_tok":1})");
-  const Result<CheckpointLayer> layer = composed.layer();
-  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
-  EXPECT_EQ(layer->router.bias.data, nullptr);
-  EXPECT_NE(layer->router.correction_bias.data, nullptr);
-}
-
 TEST(Layer, quantisations_that_contradict_packed_experts) {
   const Composed nvfp4(packed("weight", "F8_E4M3", 16, "weight_scale_2"));
   ASSERT_TRUE(nvfp4.layer().has_value());
@@ -406,8 +393,9 @@ TEST(Layer, routing_from_model_type_and_fields) {
   EXPECT_EQ(routing(R"("model_type":"new","scoring_func":"sigmoid")")->scoring, Scoring::kSigmoid);
   EXPECT_EQ(routing(R"("model_type":"new")")->scoring, Scoring::kSoftmax);
   EXPECT_EQ(routing(R"("text_config":{"model_type":"qwen3_5_moe_text"})")->renormalize, true);
+  EXPECT_EQ(routing(R"("scoring_func":"sqrtsoftplus")")->scoring, Scoring::kSqrtSoftplus);
   // What moekit does not serve is no routing and a line that says why, never another routing.
-  EXPECT_FALSE(routing(R"("scoring_func":"sqrtsoftplus")").has_value());
+  EXPECT_FALSE(routing(R"("scoring_func":"sparsemax")").has_value());
   tensors.push_back({kModule + "e_score_correction_bias", "F32", {4}});
   EXPECT_TRUE(routing(R"("model_type":"minimax_m2")")->correction_bias);
   EXPECT_EQ(routing(R"("model_type":"new")")->scoring, Scoring::kSigmoid);

@@ -25,6 +25,7 @@ struct ModelFacts {
   ActivationKind activation;         // where no activation is named
   bool activation_is_fixed = false;  // gpt-oss names silu and computes swiglu_oai
   bool weight_on_input = false;      // Llama-4 scales the experts' input
+  bool own_router_input = false;     // Gemma-4's router norms and scales another tensor than x
 };
 
 inline constexpr std::array kModelFacts{
@@ -64,6 +65,13 @@ inline constexpr std::array kModelFacts{
                2.5,
                8,
                4,
+               ActivationKind::kSilu},
+    ModelFacts{"deepseek_v4",
+               Scoring::kSqrtSoftplus,
+               Renormalize::kFieldElseTrue,
+               1.5,
+               1,
+               1,
                ActivationKind::kSilu},
     ModelFacts{"kimi_k2",
                Scoring::kSigmoid,
@@ -127,9 +135,17 @@ inline constexpr std::array kModelFacts{
                1,
                ActivationKind::kSwigluOai,
                true},
-    // Its router normalises what it reads, so no plain product of the files gives the logits.
-    ModelFacts{
-        "gemma4", Scoring::kSoftmax, Renormalize::kAlways, 1.0, 1, 1, ActivationKind::kGeluTanh},
+    // Its router reads the residual stream, normed and scaled, and its experts another norm of it.
+    ModelFacts{"gemma4",
+               Scoring::kSoftmax,
+               Renormalize::kAlways,
+               1.0,
+               1,
+               1,
+               ActivationKind::kGeluTanh,
+               false,
+               false,
+               true},
 };
 
 /// The row of `model_type` (a trailing `_text` of multimodal models is dropped), or null.

@@ -249,5 +249,13 @@ inline constexpr std::array<std::string_view, 3> kRouterBiases{
     "router.bias", "gate.bias", "ffn_gate_inp.bias"};
 inline constexpr std::array<std::string_view, 3> kCorrectionBiases{
     "gate.e_score_correction_bias", "e_score_correction_bias", "exp_probs_b.bias"};
+inline constexpr std::array<std::string_view, 2> kHashTables{"gate.tid2eid",
+                                                             "ffn_gate_tid2eid.weight"};
+/// Of routers whose projection reads an input of its own (Gemma-4).
+inline constexpr std::array<std::string_view, 2> kOwnInputRouters{"router.proj.weight",
+                                                                  "ffn_gate_inp.weight"};
+inline constexpr std::array<std::string_view, 1> kExpertScales{"router.per_expert_scale"};
+/// Gemma-4 in GGUF: the same tensor where down has no global of that name (NVFP4 multiplies both).
+inline constexpr std::string_view kGgufExpertScale = "ffn_down_exps.scale";
 
 }  // namespace moekit::checkpoint
