@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "checkpoint/json_text.h"
+#include "checkpoint/negative_scales.h"
 
 namespace moekit::checkpoint {
 namespace {
@@ -354,6 +355,7 @@ Result<WeightMatrix> read_pack_quantized(const LinearSource& source, const Linea
   matrix.scale_row_stride_bytes = groups * dtype_bits(scales->view.dtype) / 8;
   MOEKIT_RETURN_IF_ERROR(check_group_index(source, "weight_g_idx", matrix));
   MOEKIT_RETURN_IF_ERROR(adopt_packed_zeros(source, groups, matrix));
+  turn_negative_scales(matrix, *source.storage);
   return matrix;
 }
 
@@ -388,6 +390,7 @@ Result<WeightMatrix> read_awq(const LinearSource& source, const LinearScheme& sc
   MOEKIT_RETURN_IF_ERROR(adopt_scales(source, *scales, matrix));
   MOEKIT_RETURN_IF_ERROR(adopt_zeros(
       source, [](std::int64_t i) { return kAwqColumns[static_cast<std::size_t>(i)]; }, 0, matrix));
+  turn_negative_scales(matrix, *source.storage);
   return matrix;
 }
 
@@ -407,6 +410,7 @@ Result<WeightMatrix> read_gptq(const LinearSource& source, const LinearScheme& s
   const bool whole = source.config->gptq_whole_zeros;
   MOEKIT_RETURN_IF_ERROR(adopt_zeros(
       source, [](std::int64_t i) { return i; }, whole ? 0 : 1, matrix));
+  turn_negative_scales(matrix, *source.storage);
   return matrix;
 }
 

@@ -152,6 +152,86 @@ TEST(StoredOrders, gptq_adds_one_to_zero_points_but_for_version_2) {
   }
 }
 
+// AutoRound's symmetric exports hold negative scales; (q - z) * s must come out as stored.
+TEST(StoredOrders, negative_int4_scales_are_turned_round_exactly) {
+  struct Stored {
+    Linear linear;
+    const char* codes;
+    const char* zeros;
+    const char* scales;
+    std::uint16_t minus_two;
+  };
+
+  for (const Stored& stored :
+       {Stored{awq, "qweight", "qzeros", "scales", 0xC000},
+        Stored{gptq, "qweight", "qzeros", "scales", 0xC000},
+        Stored{pack_quantized, "weight_packed", "weight_zero_point", "weight_scale", 0xC000}}) {
+    for (const std::uint32_t code : {0U, 1U, 7U, 8U, 15U}) {
+      for (const std::uint32_t zero : {0U, 7U, 8U, 14U, 15U}) {
+        Composed composed(layer_of(stored.linear));
+        composed.fill(stored.codes, code * 0x11111111U);
+        composed.fill(stored.zeros, zero * 0x11111111U);
+        composed.fill(stored.scales, stored.minus_two);
+        if (stored.linear == gptq) {
+          composed.fill_group_index("g_idx", 64);
+        }
+        const Result<CheckpointLayer> layer = composed.layer();
+        ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+        const int subtracted = static_cast<int>(zero) + (stored.linear == gptq ? 1 : 0);
+        const float want = -2.0F * static_cast<float>(static_cast<int>(code) - subtracted);
+        if (code == 0 && subtracted == 16) {  // 16 below 0 has no turned code
+          const Status status = validate_weights(layer->source.experts[1].up);
+          EXPECT_NE(status.message().find("row 0, group 0 is negative"), std::string_view::npos)
+              << status.to_string();
+          continue;
+        }
+        EXPECT_EQ(first_value(*layer), want) << stored.codes << " " << code << " " << zero;
+      }
+    }
+  }
+}
+
+TEST(StoredOrders, only_groups_with_negative_scales_are_turned) {
+  Composed composed(layer_of([](std::int64_t rows, std::int64_t cols) {
+    return Tensors{{"weight_packed", "I32", {rows, cols / 8}},
+                   {"weight_scale", "F32", {rows, cols / 32}}};  // symmetric: no zero points
+  }));
+  composed.fill("weight_packed", 0xFA753210U);
+  composed.fill("weight_scale", 0.5F);
+  const std::string name = kModule + "0.up_proj.weight_scale";
+  const TensorView& scales = composed.state.tensors.at(name).view;
+  auto* const at = const_cast<char*>(static_cast<const char*>(scales.data));
+  const std::pair<std::int64_t, float> planted[] = {
+      {3 * scales.shape[1] + 5, -0.25F}, {4 * scales.shape[1], -0.0F}, {0, -3.0F}};
+  for (const auto& [index, value] : planted) {
+    std::memcpy(at + index * 4, &value, sizeof value);
+  }
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  const WeightMatrix& up = layer->source.experts[0].up;
+  ASSERT_TRUE(validate_weights(up).ok()) << validate_weights(up).to_string();
+  const float codes[] = {0, 1, 2, 3, 5, 7, 10, 15};
+  std::vector<float> row(static_cast<std::size_t>(up.cols));
+  std::size_t compared = 0;
+  for (std::int64_t r = 0; r < up.rows; ++r) {
+    ASSERT_TRUE(decode_row(up, r, row).ok());
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      float scale = 0.5F;
+      for (const auto& [index, value] : planted) {
+        const bool here = index == r * scales.shape[1] + static_cast<std::int64_t>(k) / 32;
+        scale = here ? value : scale;
+      }
+      ASSERT_EQ(row[k], (codes[k % 8] - 8.0F) * scale) << r << " " << k;
+      ++compared;
+    }
+  }
+  EXPECT_EQ(compared, static_cast<std::size_t>(kInner * kHidden));
+  // A matrix without negative scales is viewed as it lies.
+  const WeightMatrix& other = layer->source.experts[1].up;
+  EXPECT_EQ(other.codes, composed.state.tensors.at(kModule + "1.up_proj.weight_packed").view.data);
+  EXPECT_EQ(other.zero_points, nullptr);
+}
+
 TEST(StoredOrders, gptq_with_a_permuting_g_idx_is_refused_by_column) {
   const Composed composed(layer_of(gptq));  // all columns in group 0
   expect_refused(composed, StatusCode::kUnsupported, "puts column 64 into group 0");
