@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/packed_layout.h"
 
+#include <cmath>
 #include <vector>
 
 #include "base/text.h"
@@ -162,6 +163,16 @@ Result<PackedLayout> packed_layout(const Problem& problem, const DeviceDescripto
   }
   layout.total_bytes = cursor.end();
   return layout;
+}
+
+std::int64_t PackedView::first_without_input_scales() const noexcept {
+  for (std::int64_t expert = 0; expert < layout->num_experts; ++expert) {
+    const float* scales = input_scales(expert);
+    if (scales == nullptr || std::isnan(scales[0]) || std::isnan(scales[1])) {
+      return expert;
+    }
+  }
+  return -1;
 }
 
 }  // namespace moekit::plan

@@ -69,6 +69,9 @@ struct PackedView {
                : reinterpret_cast<const float*>(base + layout->input_scales_offset) + expert * 2;
   }
 
+  /// The first expert without input scales; -1: every expert has them, or there is none.
+  [[nodiscard]] std::int64_t first_without_input_scales() const noexcept;
+
   /// Null where the layer has no such bias.
   [[nodiscard]] const float* gate_bias(std::int64_t expert) const noexcept {
     return bias(layout->gate_bias_offset, expert * layout->gate_up.shape.rows);

@@ -260,6 +260,18 @@ Status check_experts(const Plan& plan, const PackedExperts& experts) {
                                 " experts, the plan needs ",
                                 plan.problem().num_experts));
   }
+  const RecipeInfo& recipe = recipe_info(plan.problem().recipe);
+  if (quantizer_info(recipe.quantizer).needs_input_scale && state.expert_without_input_scale >= 0) {
+    return invalid_argument(
+        cat("experts hold no input scales of expert ",
+            state.expert_without_input_scale,
+            ", recipe ",
+            recipe.name,
+            " needs those of x and of the intermediate: prepare from a source that has them "
+            "(nearest: ",
+            recipe_info(default_recipe(recipe.weights)).name,
+            ")"));
+  }
   return {};
 }
 

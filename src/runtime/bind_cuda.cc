@@ -123,6 +123,7 @@ Result<PackedExperts> upload_to(CudaRuntime& cuda,
   state->layout = source.layout;
   state->problem = source.problem;
   state->bytes = source.bytes;
+  state->expert_without_input_scale = source.expert_without_input_scale;
   state->on_device = true;
   if (destination.empty()) {
     MOEKIT_ASSIGN_OR_RETURN(

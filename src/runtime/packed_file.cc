@@ -179,6 +179,8 @@ Result<PackedExperts> map_packed_experts(const Plan& plan,
     }
     // Nobody writes through `base`: prepare writes before it hands out, bind and run only read.
     state->base = const_cast<std::byte*>(bytes.data());
+    state->expert_without_input_scale =
+        plan::PackedView{&state->layout, state->base}.first_without_input_scales();
     return PackedExperts(std::move(state));
   });
 }

@@ -341,6 +341,8 @@ Result<PackedExperts> prepare(const Plan& plan,
             cat("prepare cancelled after ", expert + 1, " of ", num_experts, " experts"));
       }
     }
+    state->expert_without_input_scale =
+        plan::PackedView{&state->layout, state->base}.first_without_input_scales();
     return PackedExperts(std::move(state));
   });
 }

@@ -40,8 +40,8 @@ std::vector<std::byte> copy_of(const PackedExperts& packed) {
   return {packed.bytes().begin(), packed.bytes().end()};
 }
 
-/// The output of one call over `experts`, tokens of ones.
-std::vector<std::uint16_t> run_once(const Plan& plan, const PackedExperts& experts) {
+/// The output of one call over `experts`, tokens of ones; or why bind refused it.
+Result<std::vector<std::uint16_t>> call_once(const Plan& plan, const PackedExperts& experts) {
   const Problem& problem = plan.problem();
   const std::int64_t tokens = problem.num_tokens;
   const std::vector<std::uint16_t> x(static_cast<std::size_t>(tokens * problem.hidden_size),
@@ -62,9 +62,19 @@ std::vector<std::uint16_t> run_once(const Plan& plan, const PackedExperts& exper
   const AlignedBytes workspace(plan.workspace_bytes());
   const Result<Binding> binding =
       moekit::bind(*runtime, plan, experts, workspace.span(), arguments);
-  EXPECT_TRUE(binding.has_value()) << binding.status().to_string();
+  MOEKIT_RETURN_IF_ERROR(binding.status());
   EXPECT_TRUE(run(*runtime, *binding).ok());
   return out;
+}
+
+std::vector<std::uint16_t> run_once(const Plan& plan, const PackedExperts& experts) {
+  const Result<std::vector<std::uint16_t>> out = call_once(plan, experts);
+  EXPECT_TRUE(out.has_value()) << out.status().to_string();
+  return out.has_value() ? *out : std::vector<std::uint16_t>();
+}
+
+Status bind_once(const Plan& plan, const PackedExperts& experts) {
+  return call_once(plan, experts).status();
 }
 
 TEST(PackedFile, saved_and_mapped_experts_are_the_same_bytes_and_results) {
@@ -99,6 +109,53 @@ TEST(PackedFile, another_layout_is_refused_naming_both) {
     EXPECT_NE(status.message().find(plan->layout_id), std::string::npos) << status.to_string();
     EXPECT_NE(status.message().find(needs->layout_id), std::string::npos) << status.to_string();
   }
+  fs::remove(path);
+}
+
+// w4a16 and w4a4 share a layout_id, so what one prepared the other binds; the input scales that
+// only w4a4 needs may be missing from it, in memory or in a file.
+TEST(PackedFile, input_scales_that_nobody_stored_are_missed_at_bind) {
+  TestLayer layer(problem_of(Recipe::kW4a16Nvfp4));
+  const Plan wide = *make_plan(layer.problem, host_cpu());
+  Problem narrow_problem = layer.problem;
+  narrow_problem.recipe = Recipe::kW4a4Nvfp4;
+  const Plan narrow = *make_plan(narrow_problem, host_cpu());
+  ASSERT_EQ(wide->layout_id, narrow->layout_id);
+  const std::string path = scratch_file("input_scales");
+  const auto expect_refused = [&](std::string_view expert) {
+    const PackedExperts packed = *prepare(wide, layer.source);
+    ASSERT_TRUE(save_packed_experts(packed, path).ok());
+    for (const PackedExperts& experts : {packed, *map_packed_experts(narrow, path)}) {
+      const Status status = bind_once(narrow, experts);
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      for (const std::string_view words :
+           {expert, std::string_view("w4a4_nvfp4"), std::string_view("nearest: w4a16_nvfp4")}) {
+        EXPECT_NE(status.message().find(words), std::string::npos) << status.to_string();
+      }
+      EXPECT_TRUE(bind_once(wide, experts).ok()) << "w4a16 asks for none";
+    }
+  };
+  expect_refused("no input scales of expert 0,");
+  for (ExpertWeights& expert : layer.source.experts) {
+    expert.gate.input_scale = 0.01F;
+    expert.up.input_scale = 0.02F;
+    expert.down.input_scale = 0.5F;
+  }
+  const std::size_t last = layer.source.experts.size() - 1;
+  for (WeightMatrix ExpertWeights::*const matrix :
+       {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
+    const std::optional<float> kept = (layer.source.experts[last].*matrix).input_scale;
+    (layer.source.experts[last].*matrix).input_scale.reset();
+    expect_refused("no input scales of expert " + std::to_string(last) + ",");
+    (layer.source.experts[last].*matrix).input_scale = kept;
+  }
+  // Stored by a w4a16 plan, they serve w4a4 with the bits of its own preparation.
+  const PackedExperts packed = *prepare(wide, layer.source);
+  ASSERT_TRUE(save_packed_experts(packed, path).ok());
+  const auto own = run_once(narrow, *prepare(narrow, layer.source));
+  EXPECT_EQ(run_once(narrow, packed), own);
+  EXPECT_EQ(run_once(narrow, *map_packed_experts(narrow, path)), own);
+  EXPECT_NE(run_once(wide, packed), own);
   fs::remove(path);
 }
 

@@ -41,6 +41,9 @@ struct PackedExperts::State {
   bool on_device = false;
   cuda::DeviceBuffer device_memory{};  // empty where the caller gave the destination
   std::int64_t peak_extra_bytes = 0;
+  // An expert whose input scale of x or of the intermediate is not in the buffer; -1: none. The one
+  // thing that recipes ask for and layout_id does not tell.
+  std::int64_t expert_without_input_scale = -1;
   std::shared_ptr<base::MappedFile> mapped{};  // of a saved file: `base` must not be written
 };
 
