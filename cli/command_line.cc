@@ -268,9 +268,11 @@ void describe(CLI::App& verb, RunOptions& options) {
   verb.description("Run one layer of a checkpoint on the tensors of a file");
   add_layer_options(verb, {kCheckpoint, kSemantics, kExecution, kReport}, options.layer);
   verb.get_option("--checkpoint")->required();
-  verb.add_option("--input",
-                  options.input,
-                  "hidden_states, and topk_ids with topk_weights, or router_logits, or neither")
+  verb.add_option(
+          "--input",
+          options.input,
+          "hidden_states, and topk_ids with topk_weights, or router_logits, or neither; token_ids "
+          "where the layer selects by token id")
       ->option_text("IN.safetensors")
       ->required();
   verb.add_option("--output", options.output, "where the output is written")

@@ -28,7 +28,9 @@ Json layer_json(const CheckpointLayer& layer) {
               {"router",
                {{"weight", layer.router.weight.data != nullptr},
                 {"bias", layer.router.bias.data != nullptr},
-                {"correction_bias", layer.router.correction_bias.data != nullptr}}},
+                {"correction_bias", layer.router.correction_bias.data != nullptr},
+                {"expert_scale", layer.router.expert_scale.data != nullptr},
+                {"hash_table_rows", layer.router.hash_table.shape[0]}}},
               {"input_scales", !layer.input_scales_down.empty()},
               {"inferred", layer.inferred}};
 }

@@ -41,7 +41,8 @@ float widen(const std::byte* element, DType dtype) {
 Result<std::vector<float>> own_router_logits(const CheckpointLayer& layer, const TensorView& x) {
   if (layer.router.weight.data == nullptr) {
     return invalid_argument(fmt::format(
-        "layer {} has no router tensor and the input has neither topk_ids nor router_logits",
+        "layer {} has no router weight that x multiplies, and the input has neither topk_ids nor "
+        "router_logits",
         layer.layer));
   }
   MOEKIT_ASSIGN_OR_RETURN(const std::vector<float> bias, widen_vector(layer.router.bias));
@@ -79,7 +80,7 @@ Result<std::vector<float>> widen_vector(const TensorView& view) {
 
 Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
                                          const TensorView& x,
-                                         const TensorView& logits) {
+                                         const RouterInput& input) {
   if (!layer.routing) {
     return invalid_argument(fmt::format(
         "layer {}: the checkpoint does not say how its router selects; give topk_ids and "
@@ -87,28 +88,54 @@ Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
         layer.layer));
   }
   const Routing& routing = *layer.routing;
+  if (routing.hash_table && input.token_ids.rank == 0) {
+    return invalid_argument(
+        fmt::format("layer {} selects experts by token id: the input needs token_ids [{}], or "
+                    "topk_ids and topk_weights",
+                    layer.layer,
+                    x.shape[0]));
+  }
   RoutedCall call;
-  TensorView view = logits;
-  if (logits.data == nullptr) {
+  call.router_logits = input.logits;
+  if (input.logits.rank == 0) {
     MOEKIT_ASSIGN_OR_RETURN(call.logits, own_router_logits(layer, x));
-    view = matrix_view(static_cast<const void*>(call.logits.data()),
-                       DType::kF32,
-                       x.shape[0],
-                       layer.router.weight.shape[0]);
+    call.router_logits = matrix_view(static_cast<const void*>(call.logits.data()),
+                                     DType::kF32,
+                                     x.shape[0],
+                                     layer.router.weight.shape[0]);
   }
   if (routing.correction_bias) {
     MOEKIT_ASSIGN_OR_RETURN(call.correction_bias, widen_vector(layer.router.correction_bias));
+  }
+  if (routing.expert_scale) {
+    MOEKIT_ASSIGN_OR_RETURN(call.expert_scale, widen_vector(layer.router.expert_scale));
+  }
+  if (routing.hash_table) {
+    call.hash_table = {static_cast<const std::int32_t*>(layer.router.hash_table.data),
+                       layer.router.hash_table.shape[0],
+                       input.token_ids};
   }
   const std::int64_t num_tokens = x.shape[0];
   call.ids.resize(static_cast<std::size_t>(num_tokens * routing.top_k));
   call.weights.resize(call.ids.size());
   RouteArguments arguments;
-  arguments.logits = view;
+  arguments.logits = call.router_logits;
   arguments.correction_bias = call.correction_bias.empty() ? nullptr : call.correction_bias.data();
+  arguments.expert_scale = call.expert_scale.empty() ? nullptr : call.expert_scale.data();
+  arguments.hash_table = call.hash_table;
   arguments.topk_ids = matrix_view(call.ids.data(), DType::kI32, num_tokens, routing.top_k);
   arguments.topk_weights = matrix_view(call.weights.data(), DType::kF32, num_tokens, routing.top_k);
   MOEKIT_RETURN_IF_ERROR(route(routing, arguments));
   return call;
+}
+
+void set_router_arguments(const RoutedCall& routed, RunArguments& arguments) {
+  arguments.router_logits = routed.router_logits;
+  arguments.correction_bias =
+      routed.correction_bias.empty() ? nullptr : routed.correction_bias.data();
+  arguments.router_expert_scale =
+      routed.expert_scale.empty() ? nullptr : routed.expert_scale.data();
+  arguments.router_hash_table = routed.hash_table;
 }
 
 Result<Runtime> create_runtime(const LayerOptions& options) {

@@ -35,19 +35,32 @@ struct LayerSetup {
 /// What routing made of the hidden states, with the tensors it came from.
 struct RoutedCall {
   std::vector<float> logits{};           // [num_tokens, num_experts] when the router ran here
+  TensorView router_logits{};            // those, or the ones given
   std::vector<float> correction_bias{};  // [num_experts] where the routing has one
+  std::vector<float> expert_scale{};     // [num_experts] where the routing has one
+  HashTable hash_table{};                // where the routing has one: views
   std::vector<std::int32_t> ids{};       // [num_tokens, top_k]
   std::vector<float> weights{};          // [num_tokens, top_k]
 };
 
-/// Routes with the checkpoint's rules: `logits` when given (data not null), else its router weights
-/// applied to `x`.
+/// What a call brings for its routing; rank 0: not given.
+struct RouterInput {
+  TensorView logits{};     // [num_tokens, num_experts]
+  TensorView token_ids{};  // [num_tokens] i32 or i64
+};
+
+/// Routes with the checkpoint's rules: `input.logits` when given, else its router weights applied
+/// to `x`.
 ///
 /// Errors  kInvalidArgument  the checkpoint has no routing rules, or no router tensor where it is
-///                           needed; shapes of route and router_logits
+///                           needed, or a hash table and no token ids; shapes of route and
+///                           router_logits
 [[nodiscard]] Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
                                                        const TensorView& x,
-                                                       const TensorView& logits);
+                                                       const RouterInput& input);
+
+/// What a plan with the layer's routing reads. `routed` must outlive the call.
+void set_router_arguments(const RoutedCall& routed, RunArguments& arguments);
 
 /// A bf16, f16 or f32 vector widened to f32; empty for a view without bytes.
 [[nodiscard]] Result<std::vector<float>> widen_vector(const TensorView& view);

@@ -56,7 +56,9 @@ Json routing_json(const Routing& routing) {
               {"top_groups", routing.top_groups},
               {"renormalize", routing.renormalize},
               {"scale", routing.scale},
-              {"correction_bias", routing.correction_bias}};
+              {"correction_bias", routing.correction_bias},
+              {"expert_scale", routing.expert_scale},
+              {"hash_table", routing.hash_table}};
 }
 
 Json problem_json(const Problem& problem) {
@@ -84,15 +86,18 @@ Json problem_json(const Problem& problem) {
 }
 
 std::string routing_text(const Routing& routing) {
-  return fmt::format("{} top {} of {}, groups {} of {}, renormalize={} scale={} correction_bias={}",
-                     scoring_name(routing.scoring),
-                     routing.top_k,
-                     routing.num_experts,
-                     routing.top_groups,
-                     routing.num_groups,
-                     routing.renormalize,
-                     routing.scale,
-                     routing.correction_bias);
+  return fmt::format(
+      "{} top {} of {}, groups {} of {}, renormalize={} scale={} correction_bias={}{}{}",
+      scoring_name(routing.scoring),
+      routing.top_k,
+      routing.num_experts,
+      routing.top_groups,
+      routing.num_groups,
+      routing.renormalize,
+      routing.scale,
+      routing.correction_bias,
+      routing.expert_scale ? " expert_scale=true" : "",
+      routing.hash_table ? " hash_table=true" : "");
 }
 
 Json report_json(const VerifyReport& report, std::int64_t num_tokens) {

@@ -30,6 +30,7 @@ struct InputTensors {
   TensorView topk_ids{};
   TensorView topk_weights{};
   TensorView router_logits{};
+  TensorView token_ids{};
 };
 
 struct RunReport {
@@ -64,7 +65,9 @@ Result<InputTensors> read_input(const Checkpoint& file) {
   for (const char* name : {"hidden_states", "topk_ids", "topk_weights", "router_logits"}) {
     MOEKIT_RETURN_IF_ERROR(check_rank(file, name, 2));
   }
+  MOEKIT_RETURN_IF_ERROR(check_rank(file, "token_ids", 1));
   InputTensors input;
+  input.token_ids = view_of(file, "token_ids");
   input.topk_ids = view_of(file, "topk_ids");
   input.topk_weights = view_of(file, "topk_weights");
   input.router_logits = view_of(file, "router_logits");
@@ -198,16 +201,10 @@ Result<RoutedCall> choose_routing(const Checkpoint& file,
   }
   MOEKIT_ASSIGN_OR_RETURN(
       RoutedCall routed,
-      route_with_checkpoint(*subject.layer, input.hidden_states, input.router_logits));
+      route_with_checkpoint(
+          *subject.layer, input.hidden_states, {input.router_logits, input.token_ids}));
   problem.routing = subject.layer->routing;
-  arguments.router_logits = has(file, "router_logits")
-                                ? input.router_logits
-                                : matrix_view(static_cast<const void*>(routed.logits.data()),
-                                              DType::kF32,
-                                              input.hidden_states.shape[0],
-                                              problem.routing->num_experts);
-  arguments.correction_bias =
-      routed.correction_bias.empty() ? nullptr : routed.correction_bias.data();
+  set_router_arguments(routed, arguments);
   return routed;
 }
 

@@ -36,6 +36,7 @@ using Json = nlohmann::ordered_json;
 /// One check that was made: what reproduces it, and what came out.
 struct Checked {
   std::string command;  // reproduces the check
+  Recipe recipe = Recipe::kW16a16;
   std::int64_t num_tokens = 0;
   Status error{};  // not ok: it could not be made
   VerifyReport report{};
@@ -62,7 +63,8 @@ Checked check_case(const VerifyOptions& options,
                    const Runtime& runtime,
                    const VerifyCase& verify_case,
                    const DeviceDescriptor& device) {
-  Checked checked{case_command(options, verify_case), verify_case.num_tokens};
+  Checked checked{
+      case_command(options, verify_case), verify_case.problem.recipe, verify_case.num_tokens};
   Result<VerifyReport> report = run_verify_case(runtime, verify_case, device);
   if (report) {
     checked.report = std::move(*report);
@@ -145,6 +147,35 @@ Result<std::vector<Checked>> check_suite(Console& console,
   return progress.take();
 }
 
+/// Random token ids within a layer's hash table, and logits where none can be computed from x.
+struct RandomRouterInput {
+  std::vector<std::int32_t> token_ids{};
+  std::vector<float> logits{};
+  RouterInput views{};
+};
+
+RandomRouterInput random_router_input(const CheckpointLayer& layer,
+                                      std::int64_t num_tokens,
+                                      RandomBits& random) {
+  RandomRouterInput input;
+  if (layer.routing->hash_table) {
+    for (std::int64_t token = 0; token < num_tokens; ++token) {
+      const std::int64_t id = random.below(layer.router.hash_table.shape[0]);
+      input.token_ids.push_back(static_cast<std::int32_t>(id));
+    }
+    input.views.token_ids = {input.token_ids.data(), DType::kI32, 1, {num_tokens}, {1}};
+  }
+  if (layer.router.weight.data == nullptr) {
+    const std::int64_t num_experts = layer.routing->num_experts;
+    for (std::int64_t i = 0; i < num_tokens * num_experts; ++i) {
+      input.logits.push_back(8.0F * random.unit() - 4.0F);
+    }
+    input.views.logits = matrix_view(
+        static_cast<const void*>(input.logits.data()), DType::kF32, num_tokens, num_experts);
+  }
+  return input;
+}
+
 /// Random hidden states through the weights of a checkpoint, routed by its router where it has one.
 Result<VerifyReport> check_checkpoint_call(Console& console,
                                            const VerifyOptions& options,
@@ -153,8 +184,7 @@ Result<VerifyReport> check_checkpoint_call(Console& console,
   const CheckpointLayer& layer = *subject.layer;
   Problem problem = subject.problem;
   problem.num_tokens = num_tokens;
-  const bool own_router = layer.routing && layer.router.weight.data != nullptr;
-  problem.routing = own_router ? layer.routing : std::nullopt;
+  problem.routing = layer.routing;
   RandomBits random(options.seed);
   std::vector<std::byte> hidden_states = random_hidden_states(problem, num_tokens, random);
   RunArguments arguments;
@@ -162,16 +192,13 @@ Result<VerifyReport> check_checkpoint_call(Console& console,
                             problem.io_dtype,
                             num_tokens,
                             problem.hidden_size);
+  RandomRouterInput router_input;
   RoutedCall routed;
   RandomRoutes routes;
-  if (own_router) {
-    MOEKIT_ASSIGN_OR_RETURN(routed, route_with_checkpoint(layer, arguments.x, TensorView{}));
-    arguments.router_logits = matrix_view(static_cast<const void*>(routed.logits.data()),
-                                          DType::kF32,
-                                          num_tokens,
-                                          problem.routing->num_experts);
-    arguments.correction_bias =
-        routed.correction_bias.empty() ? nullptr : routed.correction_bias.data();
+  if (layer.routing) {
+    router_input = random_router_input(layer, num_tokens, random);
+    MOEKIT_ASSIGN_OR_RETURN(routed, route_with_checkpoint(layer, arguments.x, router_input.views));
+    set_router_arguments(routed, arguments);
   } else {
     routes = random_routes(problem, num_tokens, random);
     arguments.topk_ids = matrix_view(
@@ -201,6 +228,7 @@ Result<std::vector<Checked>> check_subject(Console& console, const VerifyOptions
     Checked checked;
     if (subject.layer) {
       checked.num_tokens = num_tokens;
+      checked.recipe = subject.problem.recipe;
       checked.command =
           fmt::format("{} --tokens {} --seed {}", options.command_line, num_tokens, options.seed);
       MOEKIT_ASSIGN_OR_RETURN(checked.report,
@@ -278,12 +306,37 @@ Status check_words(const VerifyOptions& options) {
   return {};
 }
 
+/// How many checks passed in each recipe that had any.
+Json passed_by_recipe(const std::vector<Checked>& results) {
+  Json counts = Json::object();
+  for (const RecipeInfo& info : kRecipes) {
+    const auto of_recipe = [&info](const Checked& c) { return c.recipe == info.recipe; };
+    if (std::any_of(results.begin(), results.end(), of_recipe)) {
+      counts[std::string(info.name)] =
+          std::count_if(results.begin(), results.end(), [&of_recipe](const Checked& c) {
+            return of_recipe(c) && c.passed();
+          });
+    }
+  }
+  return counts;
+}
+
 std::string summary(const std::vector<Checked>& results, double seconds, bool json) {
   const auto passed =
       std::count_if(results.begin(), results.end(), [](const Checked& c) { return c.passed(); });
   const auto failed = static_cast<std::int64_t>(results.size()) - passed;
+  const Json by_recipe = passed_by_recipe(results);
   if (!json) {
-    return fmt::format("{} checks passed, {} failed, {:.1f} s\n", passed, failed, seconds);
+    std::string text;
+    for (const auto& [recipe, count] : by_recipe.items()) {
+      text += fmt::format("{} {}", text.empty() ? "passed    " : ",", recipe);
+      text += fmt::format(" {}", count.get<std::int64_t>());
+    }
+    return text + fmt::format("{}{} checks passed, {} failed, {:.1f} s\n",
+                              text.empty() ? "" : "\n",
+                              passed,
+                              failed,
+                              seconds);
   }
   Json rows = Json::array();
   for (const Checked& checked : results) {
@@ -296,6 +349,7 @@ std::string summary(const std::vector<Checked>& results, double seconds, bool js
   return json_text({{"schema", kPlanSchema},
                     {"passed", passed},
                     {"failed", failed},
+                    {"passed_by_recipe", by_recipe},
                     {"seconds", seconds},
                     {"results", std::move(rows)}});
 }
