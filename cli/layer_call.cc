@@ -116,8 +116,9 @@ Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
                        input.token_ids};
   }
   const std::int64_t num_tokens = x.shape[0];
-  call.ids.resize(static_cast<std::size_t>(num_tokens * routing.top_k));
-  call.weights.resize(call.ids.size());
+  const auto num_routes = static_cast<std::size_t>(num_tokens * routing.top_k);
+  call.ids = std::vector<std::int32_t>(num_routes);
+  call.weights = std::vector<float>(num_routes);
   RouteArguments arguments;
   arguments.logits = call.router_logits;
   arguments.correction_bias = call.correction_bias.empty() ? nullptr : call.correction_bias.data();

@@ -298,7 +298,7 @@ TEST(CliRouters, DeepseekV4SelectsByScoreAndBiasInTheOthers) {
 TEST(CliRouters, Gemma4ScalesEachExpertLastOfAll) {
   const fs::path folder =
       folder_of("gemma4",
-                 R"({"text_config":{"model_type":"gemma4_text","top_k_experts":2,"num_experts":6,
+                R"({"text_config":{"model_type":"gemma4_text","top_k_experts":2,"num_experts":6,
                      "hidden_activation":"gelu_pytorch_tanh"}})");
   const std::string module = "model.language_model.layers.1.";
   const std::array<float, kExperts> scales{1.0F, 0.5F, 2.0F, 0.0F, 3.0F, 0.125F};
