@@ -365,8 +365,14 @@ class DriverFake {
           return record("copy_on_device");
         };
     table.fill_bytes = [](CuDevicePointer to, unsigned char value, std::size_t bytes, CuStream) {
-      std::memset(host(to), value, bytes);
-      return record("fill_bytes");
+      const CuResult result = record("fill_bytes");
+      if (result == kCuSuccess && instance().needs_context && context_depth == 0) {
+        return kCuInvalidContext;
+      }
+      if (result == kCuSuccess) {
+        std::memset(host(to), value, bytes);
+      }
+      return result;
     };
     table.pointer_get_attribute = pointer_attribute;
   }

@@ -36,6 +36,9 @@ Status execute(KernelTable& kernels,
     if (launch.num_tensor_maps != 0) {
       MOEKIT_RETURN_IF_ERROR(encode_tensor_maps(kernels.device().driver(), step.kernel, launch));
     }
+    if (launch.cleared.size != 0) {
+      MOEKIT_RETURN_IF_ERROR(clear_bytes(kernels.device(), step.kernel, launch.cleared, stream));
+    }
     MOEKIT_RETURN_IF_ERROR(launch_kernel(
         kernels.device(), *loaded[i], launch.geometry, launch.arguments.bytes(), stream));
   }

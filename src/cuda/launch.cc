@@ -39,6 +39,19 @@ unsigned set_attributes(const plan::LaunchGeometry& geometry,
   return count;
 }
 
+/// Calls `submit`, in the device's context where the driver wants it: no context, or another one,
+/// may be current in this thread. Asked for only then: the common call is the submission alone.
+template <typename Submit>
+Result<CuResult> in_context(Device& device, const Submit& submit) {
+  const CuResult result = submit();
+  if (result != kCuInvalidContext && result != kCuInvalidHandle) [[likely]] {
+    return result;
+  }
+  const CurrentContext current(device);
+  MOEKIT_RETURN_IF_ERROR(current.status());
+  return submit();
+}
+
 // CUtensorMapDataType, CUtensorMapSwizzle and CUtensorMapL2promotion of the driver's ABI.
 constexpr std::array<int, 6> kElements = {0, 1, 2, 9, 6, 7};
 
@@ -63,14 +76,10 @@ Status launch_kernel(Device& device,
   config.num_attributes = set_attributes(geometry, attributes);
   std::array<void*, 1> parameters = {arguments.data()};
   const DriverTable& driver = device.driver();
-  CuResult result = driver.launch(&config, kernel.function, parameters.data(), nullptr);
-  if (result == kCuInvalidContext || result == kCuInvalidHandle) {
-    // No context, or another one, is current in this thread. Asked for only then: the common call
-    // is the launch alone.
-    const CurrentContext current(device);
-    MOEKIT_RETURN_IF_ERROR(current.status());
-    result = driver.launch(&config, kernel.function, parameters.data(), nullptr);
-  }
+  MOEKIT_ASSIGN_OR_RETURN(const CuResult result, in_context(device, [&] {
+                            return driver.launch(
+                                &config, kernel.function, parameters.data(), nullptr);
+                          }));
   if (result == kCuSuccess) [[likely]] {
     return {};
   }
@@ -88,6 +97,21 @@ Status launch_kernel(Device& device,
                                 " threads with ",
                                 geometry.smem_bytes,
                                 " bytes of shared memory"));
+}
+
+Status clear_bytes(Device& device,
+                   std::string_view step,
+                   const plan::ClearedBytes& cleared,
+                   CuStream stream) {
+  const auto begin = reinterpret_cast<CuDevicePointer>(cleared.begin);
+  MOEKIT_ASSIGN_OR_RETURN(const CuResult result, in_context(device, [&] {
+                            return device.driver().fill_bytes(begin, 0, cleared.size, stream);
+                          }));
+  if (result == kCuSuccess) [[likely]] {
+    return {};
+  }
+  return device.check(result,
+                      base::cat("step ", step, ": clearing ", cleared.size, " bytes before it"));
 }
 
 Status encode_tensor_map(const DriverTable& driver,

@@ -25,6 +25,15 @@ struct LoadedKernel;
                                    std::span<std::byte> arguments,
                                    CuStream stream);
 
+/// Clears what the launch of `step` counts on being zero.
+///
+/// Errors  kDevice  the driver's reason, naming the step
+/// Effects one driver call when the context is current; no allocation
+[[nodiscard]] Status clear_bytes(Device& device,
+                                 std::string_view step,
+                                 const plan::ClearedBytes& cleared,
+                                 CuStream stream);
+
 /// Encodes the tensor maps of a launch into its argument block. Host work: no stream, no context.
 ///
 /// Errors  kInvalidArgument  a map the driver refuses, naming step, extents and box

@@ -101,11 +101,19 @@ struct TensorMapDescription {
   TensorMapL2 l2 = TensorMapL2::kNone;
 };
 
+/// Device memory that holds zeros when the launch begins, whatever it held before: the backend
+/// clears it in the order of the stream.
+struct ClearedBytes {
+  void* begin = nullptr;
+  std::size_t size = 0;  // 0: nothing
+};
+
 /// One launch of one call, described without allocating.
 struct Launch {
   static constexpr std::size_t kMaxTensorMaps = 4;
 
   LaunchGeometry geometry{};
+  ClearedBytes cleared{};
   ArgumentBlock arguments{};
   std::array<TensorMapDescription, kMaxTensorMaps> tensor_maps{};
   std::size_t num_tensor_maps = 0;

@@ -20,6 +20,7 @@ constexpr base::Named<SliceId> kSlices[] = {
     {SliceId::kInnerOperand, "inner_operand"},
     {SliceId::kIntermediate, "intermediate"},
     {SliceId::kRouteOutput, "route_output"},
+    {SliceId::kGridBarrier, "grid_barrier"},
     {SliceId::kScratch, "scratch"},
 };
 static_assert(std::size(kSlices) == kNumSlices);
