@@ -273,14 +273,11 @@ TEST(Boundaries, LayoutIsThatOfFormatAndShapeAlone) {
 
 TEST(Boundaries, PinsForUnwrittenKernelsAreRefused) {
   const Problem problem = glm_tp8(Recipe::kW4a16Nvfp4, 8);
-  for (const PlanOverrides& pins : {PlanOverrides{.resident = true},
-                                    PlanOverrides{.route_block_rows = 64},
-                                    PlanOverrides{.family = kGrouped}}) {
+  for (const PlanOverrides& pins :
+       {PlanOverrides{.route_block_rows = 64}, PlanOverrides{.family = kGrouped}}) {
     EXPECT_NE(refusal_of(problem, "sm_90a", pins).find("no grouped kernel is written for sm_90a"),
               std::string::npos);
   }
-  EXPECT_NE(refusal_of(problem, "sm_90a", {.resident = true}).find("not written"),
-            std::string::npos);
   // Without a pin, what is not written says so.
   const Plan plan = plan_of(glm_tp8(Recipe::kW4a16Nvfp4, 128), "sm_90a");
   EXPECT_NE(plan.rung(64)->steps[0].status, StepStatus::kPlanned);

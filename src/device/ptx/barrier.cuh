@@ -22,6 +22,11 @@ inline void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+/// Ends its life: the place may hold something else, or a new one. Nobody may wait on it.
+inline void mbarrier_invalidate(u32 barrier) {
+  asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 inline void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -80,6 +85,18 @@ inline T* cluster_map(T* pointer, u32 rank) {
   u64 mapped = 0;
   asm("mapa.u64 %0, %1, %2;" : "=l"(mapped) : "l"(reinterpret_cast<u64>(pointer)), "r"(rank));
   return reinterpret_cast<T*>(mapped);
+}
+
+/// Adds 1 for the grid: whoever reads the sum by load_acquire sees what this thread has written,
+/// and what others of its block had written before they met it at a barrier.
+inline void add_release(u32* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
+
+inline u32 load_acquire(const u32* counter) {
+  u32 value = 0;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+  return value;
 }
 
 /// The next kernel of the stream may be launched once every block has said this.

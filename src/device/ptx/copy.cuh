@@ -46,6 +46,12 @@ inline void bulk_copy(u32 destination, const void* source, u32 bytes, u32 barrie
       : "memory");
 }
 
+/// This thread's accesses to shared memory come before bulk copies that are requested after the
+/// next barrier.
+inline void shared_before_copies_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /// 16 bytes, global to shared, asynchronous to this thread.
 inline void copy_16_async(u32 destination, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(source)

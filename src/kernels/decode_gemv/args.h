@@ -54,8 +54,18 @@ struct Args {
 
   device::i32 ring_bytes;   // shared memory for stages
   device::i32 result_rows;  // down: routes whose results fit in shared memory
+  device::i32 blocks;       // that share the work of the role
 };
 
 static_assert(sizeof(Args) == 248 && alignof(Args) == 8);
+
+/// Both roles in one launch.
+struct ResidentArgs {
+  Args gate_up;
+  Args down;
+  device::u32* arrivals;  // blocks that have written their intermediate; 0 when the launch begins
+};
+
+static_assert(sizeof(ResidentArgs) == 504 && alignof(ResidentArgs) == 8);
 
 }  // namespace moekit::kernels::decode_gemv

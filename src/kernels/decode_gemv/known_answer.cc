@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/decode_gemv/known_answer.h"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -71,12 +72,12 @@ struct Layer {
   std::vector<std::vector<std::vector<float>>> values{};  // [expert * parts][row][col]
 };
 
-Result<Layer> make_layer(const Variant& variant) {
-  const bool is_down = variant.spec.role == Role::kDown;
-  const Format format = variant.spec.group_size == 16 ? Format::kNvfp4 : Format::kMxfp4;
+/// `parts`: 2 for gate and up, 1 for up alone; down has one.
+Result<Layer> make_layer(const Spec& spec, int parts) {
+  const bool is_down = spec.role == Role::kDown;
+  const Format format = spec.group_size == 16 ? Format::kNvfp4 : Format::kMxfp4;
   const std::int64_t rows = is_down ? kHidden : kInner;
   const std::int64_t cols = is_down ? kInner : kHidden;
-  const int parts = is_down ? 1 : 2;
   const formats::PackingShape shape{format, rows, cols, parts, 0};
   const formats::Packing* packing = formats::packing_for(format, formats::ArchClass::kSm90);
   if (packing == nullptr) {
@@ -134,11 +135,17 @@ float dot(const std::vector<float>& weights, const std::uint16_t* operand) {
 constexpr device::ActivationParams kActivation{
     device::ActivationKind::kSilu, __builtin_inff(), 1.702F, 1.0F, 4.0F, 25.0F};
 
+constexpr device::ActivationParams kNotGated{
+    device::ActivationKind::kRelu2, __builtin_inff(), 1.702F, 1.0F, 4.0F, 25.0F};
+
+constexpr std::uint16_t kUntouched = 0x7FFF;
+
 /// [kTokens * kTopK, kInner]; a row of an inactive route stays as it was.
 std::vector<std::uint16_t> expected_intermediate(const Layer& layer,
                                                  const std::vector<std::uint16_t>& x,
-                                                 std::uint16_t untouched) {
-  std::vector<std::uint16_t> rows(static_cast<std::size_t>(kTokens * kTopK * kInner), untouched);
+                                                 const Args& args) {
+  const auto parts = static_cast<std::size_t>(args.num_parts);
+  std::vector<std::uint16_t> rows(static_cast<std::size_t>(kTokens * kTopK * kInner), kUntouched);
   for (std::size_t route = 0; route < kIds.size(); ++route) {
     if (kIds[route] < 0) {
       continue;
@@ -146,9 +153,10 @@ std::vector<std::uint16_t> expected_intermediate(const Layer& layer,
     const auto expert = static_cast<std::size_t>(kIds[route]);
     const std::uint16_t* operand = x.data() + route / kTopK * kHidden;
     for (std::size_t row = 0; row < static_cast<std::size_t>(kInner); ++row) {
-      const float gate = dot(layer.values[expert * 2][row], operand) * kGlobal;
-      const float up = dot(layer.values[expert * 2 + 1][row], operand) * kGlobal;
-      rows[route * kInner + row] = device::bf16_from_f32(device::activate(kActivation, gate, up));
+      const float gate = dot(layer.values[expert * parts][row], operand) * kGlobal;
+      const float up = dot(layer.values[expert * parts + parts - 1][row], operand) * kGlobal;
+      rows[route * kInner + row] =
+          device::bf16_from_f32(device::activate(args.activation, gate, up));
     }
   }
   return rows;
@@ -214,6 +222,7 @@ plan::LaunchGeometry launch_geometry(const Variant& variant, Args& args) {
                                 : gate_up_geometry(variant.spec, shape);
   args.ring_bytes = geometry.ring_bytes;
   args.result_rows = geometry.result_rows;
+  args.blocks = geometry.grid;
   plan::LaunchGeometry launch;
   launch.grid.x = geometry.grid;
   launch.block.x = num_threads(variant.spec);
@@ -222,45 +231,124 @@ plan::LaunchGeometry launch_geometry(const Variant& variant, Args& args) {
   return launch;
 }
 
-}  // namespace
+std::vector<std::byte> poison(std::size_t bytes) {
+  return std::vector<std::byte>(bytes, std::byte{0xFF});
+}
 
-Result<plan::SelfTest> known_answer(std::string_view kernel) {
-  const std::optional<Variant> variant = variant_from_name(kernel);
-  if (!variant.has_value()) {
-    return invalid_argument(cat("'", kernel, "' is no kernel of decode_gemv"));
-  }
-  const bool is_down = variant->spec.role == Role::kDown;
-  MOEKIT_ASSIGN_OR_RETURN(const Layer layer, make_layer(*variant));
-  std::vector<float> globals(static_cast<std::size_t>(kExperts * 4), kGlobal);
-  const std::vector<std::uint16_t> x = small_integers(kTokens * kHidden);
-  constexpr std::uint16_t kUntouched = 0x7FFF;
+/// What every launch reads: buffers 1 to 3, behind the weights.
+std::vector<plan::SelfTestBuffer> call_buffers(const Layer& layer) {
+  return {{.before = layer.packed},
+          {.before = bytes_of(std::vector<float>(static_cast<std::size_t>(kExperts * 4), kGlobal))},
+          {.before = bytes_of(kIds)},
+          {.before = bytes_of(kRouteWeights)}};
+}
+
+/// Of the Args that stand at `at` in the argument block.
+std::vector<plan::SelfTestPointer> call_pointers(std::size_t at, std::size_t weights) {
+  return {{at + offsetof(Args, weights), weights, 0},
+          {at + offsetof(Args, globals), 1, 0},
+          {at + offsetof(Args, ids), 2, 0},
+          {at + offsetof(Args, route_weights), 3, 0}};
+}
+
+Result<plan::SelfTest> role_answer(const Variant& variant) {
+  const bool is_down = variant.spec.role == Role::kDown;
+  MOEKIT_ASSIGN_OR_RETURN(const Layer layer, make_layer(variant.spec, is_down ? 1 : 2));
+  Args args = common_args(layer);
   plan::SelfTest test;
-  test.buffers = {{.before = layer.packed},
-                  {.before = bytes_of(globals)},
-                  {.before = bytes_of(kIds)},
-                  {.before = bytes_of(kRouteWeights)}};
+  test.buffers = call_buffers(layer);
+  test.pointers = call_pointers(0, 0);
   if (is_down) {
     const std::vector<std::uint16_t> operand = small_integers(kTokens * kTopK * kInner);
     const std::vector<float> out = expected_out(layer, operand);
     test.buffers.push_back({.before = bytes_of(operand)});
-    test.buffers.push_back({.before = std::vector<std::byte>(out.size() * 4, std::byte{0xFF}),
-                            .after = bytes_of(out)});
+    test.buffers.push_back({.before = poison(out.size() * 4), .after = bytes_of(out)});
+    test.pointers.push_back({offsetof(Args, intermediate), 4, 0});
+    test.pointers.push_back({offsetof(Args, out), 5, 0});
   } else {
-    const std::vector<std::uint16_t> rows = expected_intermediate(layer, x, kUntouched);
+    const std::vector<std::uint16_t> x = small_integers(kTokens * kHidden);
+    const std::vector<std::uint16_t> rows = expected_intermediate(layer, x, args);
     test.buffers.push_back({.before = bytes_of(x)});
     test.buffers.push_back({.before = bytes_of(std::vector<std::uint16_t>(rows.size(), kUntouched)),
                             .after = bytes_of(rows)});
+    test.pointers.push_back({offsetof(Args, x), 4, 0});
+    test.pointers.push_back({offsetof(Args, intermediate), 5, 0});
   }
-  test.pointers = {{offsetof(Args, weights), 0, 0},
-                   {offsetof(Args, globals), 1, 0},
-                   {offsetof(Args, ids), 2, 0},
-                   {offsetof(Args, route_weights), 3, 0},
-                   {is_down ? offsetof(Args, intermediate) : offsetof(Args, x), 4, 0},
-                   {is_down ? offsetof(Args, out) : offsetof(Args, intermediate), 5, 0}};
-  Args args = common_args(layer);
-  test.geometry = launch_geometry(*variant, args);
+  test.geometry = launch_geometry(variant, args);
   test.arguments = bytes_of(std::array<Args, 1>{args});
   return test;
+}
+
+/// Four columns of x are 1 or -1: |h| <= 2 in units of 2^-5, so intermediates of relu2 are at most
+/// 4 in units of 2^-10, and down's sums below 2^12 in units of 2^-11. Exact in f32, in any order.
+std::vector<std::uint16_t> few_signs() {
+  std::vector<std::uint16_t> x(static_cast<std::size_t>(kTokens * kHidden), 0);
+  for (std::size_t token = 0; token < static_cast<std::size_t>(kTokens); ++token) {
+    for (const std::size_t column : {3U, 40U, 100U, 130U}) {
+      const bool negative = (column >> token & 1U) != 0U;
+      x[token * kHidden + column] = device::bf16_from_f32(negative ? -1.0F : 1.0F);
+    }
+  }
+  return x;
+}
+
+/// The only launch with both roles, so the only one whose answer needs the barrier of the grid.
+Result<plan::SelfTest> resident_answer(const ResidentVariant& variant) {
+  MOEKIT_ASSIGN_OR_RETURN(const Layer gate_up, make_layer(variant.gate_up.spec, 1));
+  MOEKIT_ASSIGN_OR_RETURN(const Layer down, make_layer(variant.down.spec, 1));
+  const std::vector<std::uint16_t> x = few_signs();
+  std::array<ResidentArgs, 1> args{};
+  for (Args* const role : {&args[0].gate_up, &args[0].down}) {
+    *role = common_args(role == &args[0].down ? down : gate_up);
+    role->num_parts = 1;
+    role->activation = kNotGated;
+  }
+  const std::vector<std::uint16_t> rows = expected_intermediate(gate_up, x, args[0].gate_up);
+  const std::vector<float> out = expected_out(down, rows);
+  plan::SelfTest test;
+  test.buffers = call_buffers(gate_up);
+  test.buffers.push_back({.before = down.packed});
+  test.buffers.push_back({.before = bytes_of(x)});
+  test.buffers.push_back({.before = bytes_of(std::vector<std::uint16_t>(rows.size(), kUntouched)),
+                          .after = bytes_of(rows)});
+  test.buffers.push_back({.before = poison(out.size() * 4), .after = bytes_of(out)});
+  test.buffers.push_back({.before = std::vector<std::byte>(sizeof(device::u32))});
+  constexpr std::size_t kDownAt = offsetof(ResidentArgs, down);
+  test.pointers = call_pointers(0, 0);
+  for (const plan::SelfTestPointer& pointer : call_pointers(kDownAt, 4)) {
+    test.pointers.push_back(pointer);
+  }
+  for (const plan::SelfTestPointer& pointer :
+       {plan::SelfTestPointer{offsetof(Args, x), 5, 0},
+        plan::SelfTestPointer{offsetof(Args, intermediate), 6, 0},
+        plan::SelfTestPointer{kDownAt + offsetof(Args, intermediate), 6, 0},
+        plan::SelfTestPointer{kDownAt + offsetof(Args, out), 7, 0},
+        plan::SelfTestPointer{offsetof(ResidentArgs, arrivals), 8, 0}}) {
+    test.pointers.push_back(pointer);
+  }
+  const plan::LaunchGeometry first = launch_geometry(variant.gate_up, args[0].gate_up);
+  test.geometry = launch_geometry(variant.down, args[0].down);
+  // Whole clusters, and at least the blocks of either role.
+  args[0].gate_up.blocks = static_cast<std::int32_t>(
+      device::round_up(std::max(first.grid.x, test.geometry.grid.x), test.geometry.cluster.x));
+  test.geometry.grid.x = args[0].gate_up.blocks;
+  test.geometry.block.x = num_threads(variant.spec());
+  test.geometry.smem_bytes = std::max(first.smem_bytes, test.geometry.smem_bytes);
+  test.geometry.cooperative = true;
+  test.arguments = bytes_of(args);
+  return test;
+}
+
+}  // namespace
+
+Result<plan::SelfTest> known_answer(std::string_view kernel) {
+  if (const std::optional<Variant> variant = variant_from_name(kernel)) {
+    return role_answer(*variant);
+  }
+  if (const std::optional<ResidentVariant> variant = resident_from_name(kernel)) {
+    return resident_answer(*variant);
+  }
+  return invalid_argument(cat("'", kernel, "' is no kernel of decode_gemv"));
 }
 
 }  // namespace moekit::kernels::decode_gemv

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/decode_gemv/launch_cuda.h"
 
-#include <algorithm>
+#include <set>
 
 #include "base/text.h"
 #include "kernels/decode_gemv/args.h"
@@ -19,30 +19,35 @@ using plan::SliceId;
 // sm_90a: what one block may have, static shared memory included.
 constexpr std::int32_t kSm90SmemBytes = 227 * 1024;
 
+std::string spec_text(const Spec& spec) {
+  return cat("{.role = Role::",
+             spec.role == Role::kDown ? "kDown" : "kGateUp",
+             ", .group_size = ",
+             spec.group_size,
+             ", .warps = ",
+             spec.warps,
+             ", .row_tiles = ",
+             spec.row_tiles,
+             ", .k_tiles = ",
+             spec.k_tiles,
+             ", .lookahead = ",
+             spec.lookahead,
+             ", .max_columns = ",
+             spec.max_columns,
+             ", .whole_items = ",
+             spec.whole_items,
+             ", .blocks_per_sm = ",
+             spec.blocks_per_sm,
+             "}");
+}
+
 std::string prelude(const Variant& variant, const std::string& entry) {
-  const Spec& spec = variant.spec;
   return cat(
       "#include \"kernels/decode_gemv/device/kernel.cuh\"\n"
       "using namespace moekit::kernels::decode_gemv;\n"
-      "constexpr Spec kSpec{.role = Role::",
-      spec.role == Role::kDown ? "kDown" : "kGateUp",
-      ", .group_size = ",
-      spec.group_size,
-      ", .warps = ",
-      spec.warps,
-      ", .row_tiles = ",
-      spec.row_tiles,
-      ", .k_tiles = ",
-      spec.k_tiles,
-      ", .lookahead = ",
-      spec.lookahead,
-      ", .max_columns = ",
-      spec.max_columns,
-      ", .whole_items = ",
-      spec.whole_items,
-      ", .blocks_per_sm = ",
-      spec.blocks_per_sm,
-      "};\n"
+      "constexpr Spec kSpec",
+      spec_text(variant.spec),
+      ";\n"
       "extern \"C\" __global__ void __launch_bounds__(num_threads(kSpec), "
       "kSpec.blocks_per_sm)\n",
       entry,
@@ -51,20 +56,51 @@ std::string prelude(const Variant& variant, const std::string& entry) {
       "}\n");
 }
 
+std::string prelude(const ResidentVariant& variant, const std::string& entry) {
+  return cat(
+      "#include \"kernels/decode_gemv/device/resident.cuh\"\n"
+      "using namespace moekit::kernels::decode_gemv;\n"
+      "constexpr ResidentSpec kSpec{.gate_up = ",
+      spec_text(variant.gate_up.spec),
+      ", .down = ",
+      spec_text(variant.down.spec),
+      "};\n"
+      "extern \"C\" __global__ void __launch_bounds__(num_threads(kSpec), 1)\n",
+      entry,
+      "(const __grid_constant__ ResidentArgs args) {\n"
+      "  decode_resident<kSpec>(args);\n"
+      "}\n");
+}
+
 Result<plan::KernelSource> source(std::string_view kernel) {
   const std::optional<Variant> variant = variant_from_name(kernel);
-  if (!variant.has_value()) {
+  const std::optional<ResidentVariant> resident = resident_from_name(kernel);
+  if (!variant.has_value() && !resident.has_value()) {
     return invalid_argument(cat("'", kernel, "' is no kernel of decode_gemv"));
   }
   plan::KernelSource made;
   made.arch = Arch::kSm90a;
   made.kernel = kernel;
   made.entry = plan::entry_symbol(kernel);
-  made.num_threads = num_threads(variant->spec);
-  made.smem_bytes =
-      launch_smem_limit(kSm90SmemBytes, variant->spec.blocks_per_sm) + kStaticSmemBytes;
-  made.prelude = prelude(*variant, made.entry);
+  made.num_threads = resident ? num_threads(resident->spec()) : num_threads(variant->spec);
+  made.smem_bytes = launch_smem_limit(kSm90SmemBytes, resident ? 1 : variant->spec.blocks_per_sm) +
+                    kStaticSmemBytes;
+  made.prelude = resident ? prelude(*resident, made.entry) : prelude(*variant, made.entry);
   return made;
+}
+
+/// Compiled variants of a role, each kernel once.
+std::vector<Variant> variants_of(Role role, std::int32_t group_size) {
+  std::vector<Variant> variants;
+  std::set<std::string> names;
+  for (const VariantRow& row : variant_rows(role)) {
+    Variant variant = row.variant;
+    variant.spec.group_size = group_size;
+    if (compiled_for(row, group_size) && names.insert(tile_name(variant)).second) {
+      variants.push_back(variant);
+    }
+  }
+  return variants;
 }
 
 std::vector<plan::KernelSource> catalog(Arch arch) {
@@ -73,17 +109,17 @@ std::vector<plan::KernelSource> catalog(Arch arch) {
     return sources;
   }
   for (const std::int32_t group_size : {16, 32}) {
-    for (const Role role : {Role::kGateUp, Role::kDown}) {
-      for (const VariantRow& row : variant_rows(role)) {
-        if (!compiled_for(row, group_size)) {
-          continue;
-        }
-        Variant variant = row.variant;
-        variant.spec.group_size = group_size;
-        const std::string name = kernel_name(variant);
-        const auto same = [&name](const plan::KernelSource& made) { return made.kernel == name; };
-        if (std::none_of(sources.begin(), sources.end(), same)) {
-          sources.push_back(*source(name));
+    const std::vector<Variant> gate_ups = variants_of(Role::kGateUp, group_size);
+    const std::vector<Variant> downs = variants_of(Role::kDown, group_size);
+    for (const std::vector<Variant>& variants : {gate_ups, downs}) {
+      for (const Variant& variant : variants) {
+        sources.push_back(*source(kernel_name(variant)));
+      }
+    }
+    for (const Variant& gate_up : gate_ups) {
+      for (const Variant& down : downs) {
+        if (pairs_with(gate_up, down)) {
+          sources.push_back(*source(kernel_name(ResidentVariant{gate_up, down})));
         }
       }
     }
@@ -168,35 +204,39 @@ void set_semantics(const Problem& problem, Args& args) {
   args.activation = recipes::activation_params(problem.activation);
 }
 
+/// What a plan fixes of one role's launch.
+struct PlannedLaunch {
+  std::int64_t grid;
+  std::int64_t max_clusters;
+  std::int64_t smem_bytes;
+};
+
 /// The planned grid, for as many tokens as the call has: shared memory is laid out anew.
-Geometry geometry_for(const Variant& variant, const Step& step, const Args& args) {
+Geometry geometry_for(const Variant& variant, const PlannedLaunch& planned, const Args& args) {
   LaunchShape shape;
   shape.num_tokens = args.num_tokens;
   shape.top_k = args.top_k;
   shape.num_experts = args.num_experts;
   shape.hidden = args.hidden;
-  shape.smem_bytes = static_cast<std::int32_t>(step.smem_bytes);
+  shape.smem_bytes = static_cast<std::int32_t>(planned.smem_bytes);
   shape.cluster = variant.cluster;
-  if (variant.spec.role == Role::kDown) {
-    shape.max_clusters = static_cast<std::int32_t>(step.grid.x) / variant.cluster;
-    return down_geometry(variant.spec, shape);
-  }
-  shape.num_sms = static_cast<std::int32_t>(step.grid.x);
-  return gate_up_geometry(variant.spec, shape);
+  shape.num_sms = static_cast<std::int32_t>(planned.grid);
+  shape.max_clusters = static_cast<std::int32_t>(planned.max_clusters);
+  return variant.spec.role == Role::kDown ? down_geometry(variant.spec, shape)
+                                          : gate_up_geometry(variant.spec, shape);
 }
 
-Status launch(const plan::CudaCall& call, plan::Launch& out) {
-  const std::optional<Variant> variant = variant_from_name(call.step->kernel);
-  if (!variant.has_value()) {
-    return internal_error(cat("step ", call.step->kernel, " is no kernel of decode_gemv"));
-  }
-  Args args{};
-  set_weights(call, variant->spec.role, args);
+/// Everything a role receives, and its shared memory.
+Result<Geometry> set_role(const plan::CudaCall& call,
+                          const Variant& variant,
+                          const PlannedLaunch& planned,
+                          Args& args) {
+  set_weights(call, variant.spec.role, args);
   set_routes(call, args);
   set_tensors(call, args);
   set_semantics(call.plan->problem, args);
-  const Geometry geometry = geometry_for(*variant, *call.step, args);
-  if (!geometry.fits || geometry.grid != call.step->grid.x) {
+  const Geometry geometry = geometry_for(variant, planned, args);
+  if (!geometry.fits || geometry.grid > planned.grid) {
     return internal_error(cat("step ",
                               call.step->kernel,
                               ": ",
@@ -206,16 +246,57 @@ Status launch(const plan::CudaCall& call, plan::Launch& out) {
                               " blocks of ",
                               geometry.smem_bytes,
                               " bytes, the plan has ",
-                              call.step->grid.x,
+                              planned.grid,
                               " of ",
-                              call.step->smem_bytes));
+                              planned.smem_bytes));
   }
   args.ring_bytes = geometry.ring_bytes;
   args.result_rows = geometry.result_rows;
+  args.blocks = geometry.grid;
+  return geometry;
+}
+
+Status launch_role(const plan::CudaCall& call, const Variant& variant, plan::Launch& out) {
+  const Step& step = *call.step;
+  Args args{};
+  MOEKIT_ASSIGN_OR_RETURN(
+      const Geometry geometry,
+      set_role(call, variant, {step.grid.x, step.grid.x / variant.cluster, step.smem_bytes}, args));
+  out.geometry.grid.x = geometry.grid;
   out.geometry.smem_bytes = geometry.smem_bytes;
-  out.geometry.cluster.x = variant->cluster;
+  out.geometry.cluster.x = variant.cluster;
   out.arguments.set(args);
   return {};
+}
+
+/// The word of the barrier is cleared before each launch: the workspace may hold anything between
+/// calls, and a graph that is replayed has no other launch's count to go on from.
+Status launch_resident(const plan::CudaCall& call,
+                       const ResidentVariant& variant,
+                       plan::Launch& out) {
+  const Step& step = *call.step;
+  const auto blocks = static_cast<std::int32_t>(step.grid.x);
+  const std::int32_t clusters = resident_clusters(blocks, 1, variant.down.cluster);
+  ResidentArgs args{};
+  MOEKIT_RETURN_IF_ERROR(
+      set_role(call, variant.gate_up, {blocks, blocks, step.smem_bytes}, args.gate_up).status());
+  MOEKIT_RETURN_IF_ERROR(
+      set_role(call, variant.down, {blocks, clusters, step.smem_bytes}, args.down).status());
+  args.arrivals = call.slice<device::u32>(SliceId::kGridBarrier);
+  out.cleared = {args.arrivals, sizeof(*args.arrivals)};
+  out.geometry.cluster.x = variant.down.cluster;
+  out.arguments.set(args);
+  return {};
+}
+
+Status launch(const plan::CudaCall& call, plan::Launch& out) {
+  if (const std::optional<Variant> variant = variant_from_name(call.step->kernel)) {
+    return launch_role(call, *variant, out);
+  }
+  if (const std::optional<ResidentVariant> variant = resident_from_name(call.step->kernel)) {
+    return launch_resident(call, *variant, out);
+  }
+  return internal_error(cat("step ", call.step->kernel, " is no kernel of decode_gemv"));
 }
 
 /// Rows of x are copied 16 bytes at a time.

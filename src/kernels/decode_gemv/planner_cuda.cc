@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "kernels/decode_gemv/variants.h"
+#include "plan/concurrency.h"
 
 namespace moekit::kernels::decode_gemv {
 namespace {
@@ -63,8 +64,9 @@ std::string refused_pin(const plan::FamilyContext& context) {
                *overrides.route_block_rows,
                " has no meaning here: routes are not padded; leave it out");
   }
-  if (overrides.resident) {
-    return "pin resident: the one cooperative launch is not written yet; leave it out";
+  if (overrides.resident && overrides.pdl_first) {
+    return "pin pdl_first: a resident launch comes behind the clearing of its barrier, which no "
+           "launch is chained to; leave one of the two pins out";
   }
   if (overrides.pdl_first && context.problem.routing.has_value()) {
     return "pin pdl_first: the plan begins with route_topk, which reads its logits at once; route "
@@ -112,6 +114,59 @@ std::string refused_problem(const plan::FamilyContext& context, std::int64_t m_m
   return {};
 }
 
+/// Fewer tokens that one launch exists for, as the end of a refusal.
+std::string nearest_resident(const plan::FamilyContext& context, std::int64_t num_tokens) {
+  for (std::int64_t tokens = num_tokens - 1; tokens > 0; --tokens) {
+    const std::optional<Choices> choices = choices_for(context, tokens);
+    if (choices.has_value() && pairs_with(choices->gate_up.variant, choices->down.variant)) {
+      return cat("nearest: M ", tokens);
+    }
+  }
+  return "leave it out";
+}
+
+/// Why the two launches cannot be one of the same shares, so of the same bits; empty where they
+/// can.
+std::string refused_resident(const plan::FamilyContext& context, std::int64_t m_max) {
+  const Choices choices = *choices_for(context, m_max);
+  const Variant& gate_up = choices.gate_up.variant;
+  const Variant& down = choices.down.variant;
+  if (!pairs_with(gate_up, down)) {
+    return cat("pin resident: M ",
+               m_max,
+               " takes tiles ",
+               tile_name(gate_up),
+               " and ",
+               tile_name(down),
+               ", one launch exists for tiles of c",
+               kResidentColumns,
+               "; ",
+               nearest_resident(context, m_max));
+  }
+  const std::int32_t blocks = choices.gate_up.grid;
+  if (blocks % down.cluster != 0) {
+    return cat("pin resident: ",
+               blocks,
+               " blocks in clusters of ",
+               down.cluster,
+               " leave one over; nearest: pin tile with a down tile that ends in x1");
+  }
+  const std::int64_t held =
+      std::min(context.device.num_sms,
+               plan::resident_blocks(context.device,
+                                     std::max(num_threads(gate_up.spec), num_threads(down.spec)),
+                                     std::max(choices.gate_up.smem_bytes, choices.down.smem_bytes) +
+                                         kStaticSmemBytes));
+  if (blocks > held || choices.down.grid > blocks) {
+    return cat("pin resident: ",
+               std::max(blocks, choices.down.grid),
+               " blocks, the device holds ",
+               held,
+               " of one launch at once; leave it out");
+  }
+  return {};
+}
+
 /// Token counts 1…capacity at which the launches change, the last included.
 std::vector<std::int64_t> rung_ends(const plan::FamilyContext& context) {
   const std::int64_t last = std::min<std::int64_t>(context.problem.num_tokens, kMaxTokens);
@@ -141,6 +196,20 @@ Step step_for(const RoleChoice& choice, bool pdl_edge) {
   return step;
 }
 
+Step resident_step(const Choices& choices) {
+  const ResidentVariant variant{choices.gate_up.variant, choices.down.variant};
+  Step step;
+  step.family = "decode_gemv";
+  step.kernel = kernel_name(variant);
+  step.grid.x = choices.gate_up.grid;
+  step.block.x = num_threads(variant.spec());
+  step.smem_bytes = std::max(choices.gate_up.smem_bytes, choices.down.smem_bytes);
+  step.status = StepStatus::kCompiled;
+  step.grid_barrier = true;
+  step.cooperative = true;
+  return step;
+}
+
 }  // namespace
 
 plan::Verdict check_cuda(const plan::FamilyContext& context, std::int64_t m_max) {
@@ -162,6 +231,12 @@ plan::Verdict check_cuda(const plan::FamilyContext& context, std::int64_t m_max)
                                      ", ",
                                      context.problem.num_experts,
                                      " experts"));
+  }
+  if (context.overrides.resident) {
+    reason = refused_resident(context, m_max);
+    if (!reason.empty()) {
+      return plan::Verdict::refuse(std::move(reason));
+    }
   }
   // Active bytes at 4.5 bytes a picosecond and two launches: it ranks, nothing is read off it.
   const Problem& problem = context.problem;
@@ -188,6 +263,7 @@ std::vector<plan::SliceRequest> slices_cuda(const plan::FamilyContext& context,
           : 0;
   return {
       {plan::SliceId::kIntermediate, num_tokens * problem.top_k * problem.intermediate_size * 2},
+      {plan::SliceId::kGridBarrier, context.overrides.resident && num_tokens > 0 ? 4 : 0},
       {plan::SliceId::kScratch, num_tokens == 0 ? 0 : spill}};
 }
 
@@ -195,6 +271,9 @@ std::vector<Step> lower_cuda(const plan::FamilyContext& context, std::int64_t m_
   const std::optional<Choices> choices = choices_for(context, m_max);
   if (!choices.has_value()) {
     return {};  // check has refused it
+  }
+  if (context.overrides.resident) {
+    return {resident_step(*choices)};
   }
   return {step_for(choices->gate_up, context.overrides.pdl_first), step_for(choices->down, true)};
 }

@@ -94,7 +94,8 @@ TEST(Variants, SourcesAreTheCatalogues) {
     const Result<plan::SelfTest> test = kCuda.self_test(source.kernel);
     ASSERT_TRUE(test.has_value()) << test.status().to_string();
     EXPECT_LE(test->geometry.smem_bytes + kStaticSmemBytes, source.smem_bytes);
-    EXPECT_EQ(test->arguments.size(), sizeof(Args));
+    EXPECT_EQ(test->arguments.size(),
+              resident_from_name(source.kernel) ? sizeof(ResidentArgs) : sizeof(Args));
   }
   EXPECT_TRUE(kCuda.catalog(Arch::kSm80).empty());
 }
@@ -123,6 +124,81 @@ TEST(CudaPlanning, TwoStepsWithoutABarrierEveryRungFromTheTables) {
   }
   EXPECT_EQ(next, 65);
   EXPECT_EQ(*Plan::from_json(plan.to_json(8)), plan);
+}
+
+TEST(Variants, ResidentNamesAreReadBackAndNoOthers) {
+  std::size_t pairs = 0;
+  for (const VariantRow& gate_up : variant_rows(Role::kGateUp)) {
+    for (const VariantRow& down : variant_rows(Role::kDown)) {
+      const std::string name = kernel_name(ResidentVariant{gate_up.variant, down.variant});
+      const std::optional<ResidentVariant> read = resident_from_name(name);
+      ASSERT_TRUE(read.has_value()) << name;
+      EXPECT_EQ(kernel_name(*read), name);
+      EXPECT_FALSE(variant_from_name(name).has_value());
+      ++pairs;
+    }
+  }
+  EXPECT_GE(pairs, 20U);
+  for (const char* name :
+       {"decode_gemv.w4a16_nvfp4.resident_w24r1k4a2c8i0b1.sm90a",
+        "decode_gemv.w4a16_nvfp4.resident_w24r1k4a2c8i0b1_w24r1k4a2c8i0b1.sm90a",
+        "decode_gemv.w4a16_nvfp4.resident_w24r1k4a2c8i0b1x1_w24r1k4a2c8i0b1x1.sm90a",
+        "decode_gemv.w4a16_nvfp4.resident_w24r1k4a2c8i0b1_w24r1k4a2c8i0b1x2.sm80",
+        "decode_gemv.w4a16_nvfp4.gate_up_w24r1k4a2c8i0b1.sm90a"}) {
+    EXPECT_FALSE(resident_from_name(name).has_value()) << name;
+  }
+}
+
+TEST(CudaPlanning, ResidentIsOneCooperativeStepOfTheDefaultsShares) {
+  const Plan two = planned(glm_tp8());
+  const Plan one = planned(glm_tp8(), sm90(), {.resident = true});
+  EXPECT_EQ(one->layout_id, two->layout_id);
+  EXPECT_EQ(one->aux_stream_overlap.verdict, OverlapVerdict::kJoinFirst);
+  ASSERT_EQ(one->ladder.size(), two->ladder.size());
+  for (std::size_t i = 0; i < one->ladder.size(); ++i) {
+    const Rung& rung = one->ladder[i];
+    EXPECT_EQ(rung.m_max, two->ladder[i].m_max);
+    EXPECT_EQ(rung.concurrency.launches, 1);
+    EXPECT_TRUE(rung.concurrency.grid_barrier && rung.concurrency.cooperative);
+    EXPECT_FALSE(rung.concurrency.atomics);
+    EXPECT_TRUE(rung.deterministic);
+    ASSERT_EQ(rung.steps.size(), 1U);
+    const Step& step = rung.steps[0];
+    const Step& gate_up = two->ladder[i].steps[0];
+    const Step& down = two->ladder[i].steps[1];
+    const ResidentVariant variant = *resident_from_name(step.kernel);
+    EXPECT_EQ(kernel_name(variant.gate_up), gate_up.kernel);
+    EXPECT_EQ(kernel_name(variant.down), down.kernel);
+    EXPECT_EQ(step.grid.x, gate_up.grid.x);
+    EXPECT_EQ(step.block.x, std::max(gate_up.block.x, down.block.x));
+    EXPECT_EQ(step.smem_bytes, std::max(gate_up.smem_bytes, down.smem_bytes));
+    EXPECT_EQ(step.status, StepStatus::kCompiled);
+  }
+  const auto barrier =
+      std::count_if(one->workspace.begin(), one->workspace.end(), [](const WorkspaceSlice& slice) {
+        return slice.name == "grid_barrier" && slice.bytes == 4;
+      });
+  EXPECT_EQ(barrier, 1);
+  EXPECT_EQ(one.workspace_bytes() - two.workspace_bytes(), 256);
+}
+
+TEST(CudaPlanning, ResidentIsRefusedWithValuesWhereOneLaunchCannotBe) {
+  const auto contains = [](const std::string& text, std::string_view part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  contains(refusal(glm_tp8(), {.resident = true, .pdl_first = true}), "pin pdl_first");
+  Problem crowded = glm_tp8();
+  crowded.num_experts = 32;  // more than four routes an expert from M 17 on
+  contains(refusal(crowded, {.resident = true}), "one launch exists for tiles of c8");
+  contains(refusal(crowded, {.resident = true}), "nearest: M 16");
+  crowded.num_tokens = 16;
+  EXPECT_EQ(planned(crowded, sm90(), {.resident = true}).rung(16)->steps.size(), 1U);
+  const Result<Plan> odd = make_plan(glm_tp8(8),
+                                     sm90(131),
+                                     {.family = ExecutionFamily::kDirect,
+                                      .tile = "w24r1k4a2c8i0b1+w24r1k4a2c8i0b1x2",
+                                      .resident = true});
+  contains(odd.status().to_string(), "131 blocks in clusters of 2 leave one over");
 }
 
 TEST(CudaPlanning, GridsFollowTheDevice) {
@@ -281,6 +357,45 @@ TEST(CudaLaunch, FitsThePlanAtEveryTokenCountAndNeverSpillsBeyondTheSlice) {
     }
   }
   EXPECT_GE(launches, 500);
+}
+
+TEST(CudaLaunch, ResidentGivesEachRoleWhatItsOwnLaunchGets) {
+  int launches = 0;
+  for (const std::int64_t inner : {256, 2048}) {
+    Problem problem = glm_tp8();
+    problem.intermediate_size = inner;
+    FakeCall two(planned(problem));
+    FakeCall one(planned(problem, sm90(), {.resident = true}));
+    for (std::size_t i = 0; i < one.plan->ladder.size(); ++i) {
+      const Rung& rung = two.plan->ladder[i];
+      const Step& step = one.plan->ladder[i].steps[0];
+      for (std::int64_t tokens = rung.m_min; tokens <= rung.m_max; ++tokens) {
+        plan::Launch out;
+        one.call.step = &step;
+        one.call.num_tokens = tokens;
+        if (tokens == 0) {
+          continue;
+        }
+        ASSERT_TRUE(kCuda.launch(one.call, out).ok());
+        ResidentArgs args{};
+        ASSERT_EQ(out.arguments.bytes().size(), sizeof(args));
+        std::memcpy(&args, out.arguments.bytes().data(), sizeof(args));
+        EXPECT_EQ(out.cleared.begin, args.arrivals);
+        EXPECT_EQ(out.cleared.size, 4U);
+        for (const Role role : {Role::kGateUp, Role::kDown}) {
+          plan::Launch alone;
+          const Args own = two.launch(rung.steps[role == Role::kDown ? 1 : 0], 0, tokens, alone);
+          const Args& within = role == Role::kDown ? args.down : args.gate_up;
+          EXPECT_EQ(within.blocks, own.blocks);
+          EXPECT_EQ(within.weights, own.weights);
+          EXPECT_GE(within.ring_bytes, own.ring_bytes);
+          EXPECT_GE(within.result_rows, own.result_rows);
+          ++launches;
+        }
+      }
+    }
+  }
+  EXPECT_GE(launches, 200);
 }
 
 TEST(CudaLaunch, EverySemanticReachesTheKernel) {

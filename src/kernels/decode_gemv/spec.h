@@ -23,6 +23,12 @@ struct Spec {
   device::i32 blocks_per_sm = 1;  // register budget
 };
 
+/// Both roles in one launch; a block has the threads of the larger one.
+struct ResidentSpec {
+  Spec gate_up{};
+  Spec down{};
+};
+
 /// Byte offsets into the block's dynamic shared memory, and the size of what remains for stages.
 struct SmemMap {
   device::i32 expert_of_route = 0;  // i16 [routes]
@@ -61,6 +67,12 @@ inline namespace MOEKIT_ISA {
 
 constexpr device::i32 num_threads(const Spec& s) {
   return s.warps * 32;
+}
+
+constexpr device::i32 num_threads(const ResidentSpec& s) {
+  const device::i32 gate_up = num_threads(s.gate_up);
+  const device::i32 down = num_threads(s.down);
+  return gate_up > down ? gate_up : down;
 }
 
 constexpr device::i32 tile_bytes(const Spec& s) {
@@ -143,6 +155,18 @@ constexpr const char* why_invalid(const Spec& s) {
     return "max_columns must be 8, 16, 24 or 32";
   }
   return nullptr;
+}
+
+/// Null for a pair that one kernel can be compiled of.
+constexpr const char* why_invalid(const ResidentSpec& s) {
+  if (s.gate_up.role != Role::kGateUp || s.down.role != Role::kDown) {
+    return "the roles must be gate_up and down";
+  }
+  if (s.gate_up.group_size != s.down.group_size) {
+    return "both roles must have one group_size";
+  }
+  const char* const gate_up = why_invalid(s.gate_up);
+  return gate_up != nullptr ? gate_up : why_invalid(s.down);
 }
 
 }  // namespace MOEKIT_ISA

@@ -130,6 +130,35 @@ bool take_number(std::string_view& text, char letter, std::int32_t& value) {
   return digits > 0;
 }
 
+/// `decode_gemv.RECIPE.`: the recipe's group size.
+std::optional<std::int32_t> take_family(std::string_view& kernel) {
+  if (!take(kernel, "decode_gemv.")) {
+    return std::nullopt;
+  }
+  if (take(kernel, recipe_info(Recipe::kW4a16Nvfp4).name)) {
+    return take(kernel, ".") ? std::optional(16) : std::nullopt;
+  }
+  return take(kernel, recipe_info(Recipe::kW4a16Mxfp4).name) && take(kernel, ".")
+             ? std::optional(32)
+             : std::nullopt;
+}
+
+/// What tile_name writes of a variant of the same role.
+bool take_tile(std::string_view& kernel, Variant& variant) {
+  const bool numbers = std::all_of(
+      std::begin(kLetters), std::end(kLetters), [&kernel, &variant](const Letter& part) {
+        return take_number(kernel, part.letter, variant.spec.*part.field);
+      });
+  return numbers && (variant.spec.role == Role::kGateUp ||
+                     (take_number(kernel, 'x', variant.cluster) && variant.cluster >= 1 &&
+                      variant.cluster <= kMaxCluster));
+}
+
+std::string kernel_named(const Spec& spec, std::string role_tile) {
+  return plan::make_kernel_name(
+      {"decode_gemv", std::string(recipe_name(spec)), std::move(role_tile), "sm90a"});
+}
+
 LaunchShape launch_shape(const Variant& variant, const CallShape& shape) {
   LaunchShape launch;
   launch.num_tokens = std::max(shape.num_tokens, 1);
@@ -190,41 +219,45 @@ std::string tile_name(const Variant& variant) {
 
 std::string kernel_name(const Variant& variant) {
   const bool is_down = variant.spec.role == Role::kDown;
-  return plan::make_kernel_name({"decode_gemv",
-                                 std::string(recipe_name(variant.spec)),
-                                 cat(is_down ? "down_" : "gate_up_", tile_name(variant)),
-                                 "sm90a"});
+  return kernel_named(variant.spec, cat(is_down ? "down_" : "gate_up_", tile_name(variant)));
+}
+
+std::string kernel_name(const ResidentVariant& variant) {
+  return kernel_named(variant.gate_up.spec,
+                      cat("resident_", tile_name(variant.gate_up), "_", tile_name(variant.down)));
 }
 
 std::optional<Variant> variant_from_name(std::string_view kernel) noexcept {
   Variant variant;
-  if (!take(kernel, "decode_gemv.")) {
+  const std::optional<std::int32_t> group_size = take_family(kernel);
+  if (!group_size.has_value()) {
     return std::nullopt;
   }
-  if (take(kernel, recipe_info(Recipe::kW4a16Nvfp4).name)) {
-    variant.spec.group_size = 16;
-  } else if (take(kernel, recipe_info(Recipe::kW4a16Mxfp4).name)) {
-    variant.spec.group_size = 32;
-  } else {
-    return std::nullopt;
-  }
-  if (take(kernel, ".gate_up_")) {
+  variant.spec.group_size = *group_size;
+  if (take(kernel, "gate_up_")) {
     variant.spec.role = Role::kGateUp;
-  } else if (take(kernel, ".down_")) {
+  } else if (take(kernel, "down_")) {
     variant.spec.role = Role::kDown;
   } else {
     return std::nullopt;
   }
-  for (const Letter& part : kLetters) {
-    if (!take_number(kernel, part.letter, variant.spec.*part.field)) {
-      return std::nullopt;
-    }
-  }
-  if (variant.spec.role == Role::kDown && (!take_number(kernel, 'x', variant.cluster) ||
-                                           variant.cluster < 1 || variant.cluster > kMaxCluster)) {
+  if (!take_tile(kernel, variant) || kernel != ".sm90a" || why_invalid(variant.spec) != nullptr) {
     return std::nullopt;
   }
-  if (kernel != ".sm90a" || why_invalid(variant.spec) != nullptr) {
+  return variant;
+}
+
+std::optional<ResidentVariant> resident_from_name(std::string_view kernel) noexcept {
+  ResidentVariant variant;
+  const std::optional<std::int32_t> group_size = take_family(kernel);
+  if (!group_size.has_value() || !take(kernel, "resident_")) {
+    return std::nullopt;
+  }
+  variant.gate_up.spec.group_size = variant.down.spec.group_size = *group_size;
+  variant.down.spec.role = Role::kDown;
+  if (!take_tile(kernel, variant.gate_up) || !take(kernel, "_") ||
+      !take_tile(kernel, variant.down) || kernel != ".sm90a" ||
+      why_invalid(variant.spec()) != nullptr) {
     return std::nullopt;
   }
   return variant;

@@ -34,6 +34,25 @@ struct Variant {
 /// Effects  no allocation: launches call it
 [[nodiscard]] std::optional<Variant> variant_from_name(std::string_view kernel) noexcept;
 
+/// Both roles in one cooperative launch, in clusters where down's is. Bits are those of the two.
+struct ResidentVariant {
+  Variant gate_up{};
+  Variant down{};
+
+  [[nodiscard]] constexpr ResidentSpec spec() const { return {gate_up.spec, down.spec}; }
+};
+
+/// `decode_gemv.w4a16_nvfp4.resident_w24r1k4a2c8i0b1_w24r1k4a2c8i0b1x2.sm90a`, and its inverse.
+[[nodiscard]] std::string kernel_name(const ResidentVariant& variant);
+[[nodiscard]] std::optional<ResidentVariant> resident_from_name(std::string_view kernel) noexcept;
+
+/// Pairs that kernels exist of: of few tokens, where a launch is a part of the time.
+inline constexpr std::int32_t kResidentColumns = 8;
+
+[[nodiscard]] constexpr bool pairs_with(const Variant& gate_up, const Variant& down) {
+  return gate_up.spec.max_columns == kResidentColumns && down.spec.max_columns == kResidentColumns;
+}
+
 /// A compiled variant and where it wins.
 struct VariantRow {
   Variant variant;

@@ -95,7 +95,7 @@ class Consumer {
           leave_part(partials);
         }
         if (done) {
-          __syncthreads();
+          block_barrier<S>();
         }
       }
       u32 not_finite = 0;

@@ -60,10 +60,27 @@ inline Ring make_ring(const Args& args, const SmemMap& map, StaticSmem& fixed) {
   return ring;
 }
 
+/// All threads of a role that is done: no copy is under way and nobody waits any more, so that
+/// another role may make barriers in the same places.
+template <Spec S>
+inline void retire_barriers(StaticSmem& fixed) {
+  const u32 warp = threadIdx.x / 32;
+  const u32 lane = threadIdx.x % 32;
+  const u32 globals_full = device::shared_address(&fixed.globals_full);
+  device::mbarrier_wait(globals_full, 0);  // a warp without items has not looked
+  block_barrier<S>();
+  if (lane < kMaxSlots) {
+    device::mbarrier_invalidate(device::shared_address(fixed.full + warp * kMaxSlots + lane));
+  }
+  if (threadIdx.x == 0) {
+    device::mbarrier_invalidate(globals_full);
+  }
+}
+
 /// f32 of a route's results in a table: the largest share of the output rows that a cluster has.
 template <Spec S>
 inline i32 table_stride(const Extents<S>& extents) {
-  const i32 clusters = static_cast<i32>(gridDim.x / device::cluster_size());
+  const i32 clusters = extents.blocks / static_cast<i32>(device::cluster_size());
   return result_stride(device::ceil_div(extents.row_tiles, clusters) * device::kFp4TileRows);
 }
 
@@ -132,7 +149,7 @@ inline void gate_up_body(const Args& args, StaticSmem& fixed) {
   weights.begin(routes, own.walk, own.steps);
   if (!few_routes(args)) {
     place_routes<S>(args, routes);
-    __syncthreads();
+    block_barrier<S>();
   }
   // Operands and globals before the other weights: requests are served in their order.
   consumer.load_first(own.walk, own.steps);
@@ -146,17 +163,18 @@ inline void gate_up_body(const Args& args, StaticSmem& fixed) {
 }
 
 /// All threads of the cluster's blocks: their tables are complete, or no longer needed.
+template <Spec S>
 inline void cluster_or_block_barrier() {
   if (device::cluster_size() == 1) {
-    __syncthreads();
+    block_barrier<S>();
   } else {
     device::cluster_barrier();
   }
 }
 
-/// kAfterGateUp: a launch of its own, chained to the one before; weights do not wait for it.
-template <Spec S, bool kAfterGateUp = true>
-inline void down_body(const Args& args, StaticSmem& fixed) {
+/// `intermediate_is_there()` returns once gate_up's writes are visible; weights do not wait for it.
+template <Spec S, typename Wait>
+inline void down_body(const Args& args, StaticSmem& fixed, const Wait& intermediate_is_there) {
   const Extents<S> extents(args);
   const i32 stride = table_stride<S>(extents);
   const SmemMap map = smem_map(S,
@@ -177,7 +195,7 @@ inline void down_body(const Args& args, StaticSmem& fixed) {
   weights.fill(routes, own.steps);
   if (!few_routes(args)) {
     place_routes<S>(args, routes);
-    __syncthreads();
+    block_barrier<S>();
   }
   ResultTable table{reinterpret_cast<float*>(dynamic_smem + map.results), 0, 0, stride};
   const bool own_table = device::cluster_size() == 1 && args.expert_order == 0 &&
@@ -189,13 +207,11 @@ inline void down_body(const Args& args, StaticSmem& fixed) {
       place_table<S>(args, work, routes, table, fixed.tables, static_cast<i32>(threadIdx.x));
     }
     place_results<S>(args, routes);
-    __syncthreads();
+    block_barrier<S>();
     table.rows = fixed.tables.rows[device::cluster_rank()];
     table.first = fixed.tables.first_position[device::cluster_rank()];
   }
-  if constexpr (kAfterGateUp) {
-    device::grid_dependency_wait();
-  }
+  intermediate_is_there();
   const DownEpilogue<S> epilogue{args, extents, work, routes, table};
   Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring);
   consumer.load_first(own.walk, own.steps);
@@ -205,9 +221,9 @@ inline void down_body(const Args& args, StaticSmem& fixed) {
                epilogue,
                {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
   // Results of all blocks of the cluster are complete, in shared memory or (release) in the spill.
-  cluster_or_block_barrier();
+  cluster_or_block_barrier<S>();
   combine<S>(args, routes, work, fixed.tables, table);
-  cluster_or_block_barrier();  // no block leaves while another reads its shared memory
+  cluster_or_block_barrier<S>();  // no block leaves while another reads its shared memory
 }
 
 template <Spec S>
@@ -222,7 +238,7 @@ inline void decode(const Args& args) {
     prefetch_operands(args);
     gate_up_body<S>(args, fixed);
   } else {
-    down_body<S>(args, fixed);
+    down_body<S>(args, fixed, [] { device::grid_dependency_wait(); });
   }
 }
 

@@ -48,6 +48,12 @@ struct Routes {
   i32* num_entries;
 };
 
+/// All threads of the role: the whole block, unless the other role of a resident launch has more.
+template <Spec S>
+inline void block_barrier() {
+  device::named_barrier(0, num_threads(S));
+}
+
 /// The local expert of one router id, or -1.
 inline i32 local_expert(const Args& args, i32 token, i32 slot) {
   const i64 at = token * args.ids_stride + slot;
@@ -76,7 +82,7 @@ inline void load_routes(const Args& args, const Routes& routes, u32* counts) {
   for (i32 expert = thread; expert < args.num_experts; expert += num_threads(S)) {
     counts[expert] = 0;
   }
-  __syncthreads();
+  block_barrier<S>();
   for (i32 route = thread; route < num_routes; route += num_threads(S)) {
     const i32 expert = routes.expert_of_route[route];
     if (expert >= 0) {
@@ -135,7 +141,7 @@ inline void scan_experts(const Args& args, const Routes& routes, const u32* coun
   if (thread % 32 == 31) {
     routes.warp_sums[thread / 32] = inclusive;
   }
-  __syncthreads();
+  block_barrier<S>();
   u32 at = inclusive - own;
   for (i32 warp = 0; warp < thread / 32; ++warp) {
     at += routes.warp_sums[warp];
@@ -265,10 +271,10 @@ inline void build_entries(const Args& args, const Routes& routes, u32* counts) {
     }
   } else {
     load_routes<S>(args, routes, counts);
-    __syncthreads();
+    block_barrier<S>();
     scan_experts<S>(args, routes, counts);
   }
-  __syncthreads();
+  block_barrier<S>();
 }
 
 }  // namespace moekit::kernels::decode_gemv

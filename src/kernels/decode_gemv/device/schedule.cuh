@@ -61,10 +61,12 @@ struct Extents {
   i32 k_offset;  // first column's place in the first tile
   i32 k_tiles;
   i32 row_tiles;
+  i32 blocks;   // that share the role's work
   bool ragged;  // the first or last tile of K is not full
 
   explicit Extents(const Args& args) {
     constexpr bool kDown = S.role == Role::kDown;
+    blocks = args.blocks;
     k_elems = kDown ? args.intermediate_size : args.hidden;
     k_offset = kDown ? args.down_group_offset : 0;
     k_tiles = static_cast<i32>(device::fp4_k_tiles(k_elems, k_offset));
@@ -94,7 +96,7 @@ struct BlockWork {
       : rows(rows_of(extents)),
         chunks((extents.k_tiles + S.k_tiles - 1) / S.k_tiles),
         groups((rows.end - rows.begin + S.row_tiles - 1) / S.row_tiles),
-        parts(static_cast<i32>(S.role == Role::kDown ? device::cluster_size() : gridDim.x)) {}
+        parts(S.role == Role::kDown ? static_cast<i32>(device::cluster_size()) : extents.blocks) {}
 
   void take_entries(i32 num_entries) {
     entries = num_entries;
@@ -121,7 +123,7 @@ struct BlockWork {
   static Share rows_of(const Extents<S>& extents) {
     if constexpr (S.role == Role::kDown) {
       const i32 ranks = static_cast<i32>(device::cluster_size());
-      return Partition(extents.row_tiles, static_cast<i32>(gridDim.x) / ranks)
+      return Partition(extents.row_tiles, extents.blocks / ranks)
           .share(static_cast<i32>(blockIdx.x) / ranks);
     }
     return {0, extents.row_tiles};
