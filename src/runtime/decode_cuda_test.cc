@@ -31,6 +31,8 @@ struct Seen {
   bool pdl = false;
   bool cooperative = false;
   decode::Args args{};
+  decode::ResidentArgs resident{};
+  device::u32 arrivals = 0;  // what the word of the barrier held
 };
 
 Problem small_layer() {
@@ -48,7 +50,7 @@ class DecodeRun : public testing::Test {
  protected:
   void SetUp() override { open(small_layer()); }
 
-  void open(const Problem& problem) {
+  void open(const Problem& problem, const PlanOverrides& overrides = {}) {
     const cuda::DriverTable driver = cuda::DriverFake::table();
     nvrtc = jit::NvrtcFake::table();
     auto state = std::make_shared<Runtime::State>();
@@ -71,12 +73,16 @@ class DecodeRun : public testing::Test {
           launch.cluster = attribute.value.dimensions[0];
         }
       }
-      if (entry.starts_with("decode_gemv")) {
+      if (entry.find("resident") != std::string::npos) {
+        std::memcpy(&launch.resident, arguments, sizeof(launch.resident));
+        launch.arrivals = *launch.resident.arrivals;
+        *launch.resident.arrivals += config.grid_x;
+      } else if (entry.starts_with("decode_gemv")) {
         std::memcpy(&launch.args, arguments, sizeof(launch.args));
       }
       seen.push_back(launch);
     });
-    plan.emplace(*make_plan(problem, device->descriptor()));
+    plan.emplace(*make_plan(problem, device->descriptor(), overrides));
     layer.emplace(problem);
     const Result<PackedExperts> packed = prepare(*plan, layer->source);
     ASSERT_TRUE(packed.has_value()) << packed.status().to_string();
@@ -154,6 +160,61 @@ TEST_F(DecodeRun, TwoLaunchesTheSecondInClustersBehindTheFirst) {
     EXPECT_EQ(seen[1].args.out, out.pointer());
     EXPECT_EQ(seen[0].args.intermediate, seen[1].args.intermediate);
   }
+}
+
+TEST_F(DecodeRun, ResidentIsOneCooperativeLaunchWhoseBarrierIsClearedBeforeIt) {
+  open(small_layer(), {.resident = true});
+  const Result<Binding> binding = bound(arguments(5));
+  ASSERT_TRUE(binding.has_value()) << binding.status().to_string();
+  ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+  std::fill_n(workspace.pointer(), workspace.bytes(), std::byte{0xFF});
+  seen.clear();
+  cuda::DriverFake::forget_calls();
+  ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+  ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+  EXPECT_EQ(cuda::DriverFake::calls(),
+            (std::vector<std::string>{"fill_bytes", "launch", "fill_bytes", "launch"}));
+  ASSERT_EQ(seen.size(), 2U);
+  const Step& step = plan->rung(5)->steps[0];
+  for (const Seen& launch : seen) {
+    EXPECT_EQ(launch.entry, plan::entry_symbol(step.kernel));
+    EXPECT_EQ(launch.grid, step.grid.x);
+    EXPECT_TRUE(launch.cooperative);
+    EXPECT_FALSE(launch.pdl);
+    EXPECT_EQ(launch.arrivals, 0U);
+    EXPECT_EQ(static_cast<std::int32_t>(launch.cluster),
+              decode::resident_from_name(step.kernel).value().down.cluster);
+    EXPECT_EQ(launch.resident.gate_up.blocks, step.grid.x);
+    EXPECT_EQ(launch.resident.down.blocks, 4);  // of 16 rows each
+    EXPECT_EQ(launch.resident.gate_up.intermediate, launch.resident.down.intermediate);
+    EXPECT_NE(launch.resident.gate_up.weights, launch.resident.down.weights);
+    EXPECT_EQ(launch.resident.down.out, out.pointer());
+    const auto* word = reinterpret_cast<const std::byte*>(launch.resident.arrivals);
+    EXPECT_GE(word, workspace.pointer());
+    EXPECT_LE(word + 4, workspace.pointer() + workspace.bytes());
+  }
+}
+
+TEST_F(DecodeRun, ABarrierThatCannotBeClearedIsAnErrorBeforeTheLaunch) {
+  open(small_layer(), {.resident = true});
+  const Result<Binding> binding = bound(arguments(5));
+  ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+  seen.clear();
+  cuda::DriverFake::fail_next("fill_bytes", 1);
+  const Status failed = run(*runtime, *binding, stream);
+  EXPECT_EQ(failed.code(), StatusCode::kDevice);
+  EXPECT_NE(failed.message().find("clearing 4 bytes"), std::string::npos) << failed.message();
+  EXPECT_NE(failed.message().find(plan->rung(5)->steps[0].kernel), std::string::npos);
+  EXPECT_TRUE(seen.empty());
+  // In a thread without a context both calls enter it.
+  cuda::DriverFake::need_context(true);
+  cuda::DriverFake::forget_calls();
+  EXPECT_TRUE(run(*runtime, *binding, stream).ok());
+  std::vector<std::string> work = cuda::DriverFake::calls();
+  std::erase_if(work,
+                [](const std::string& call) { return call != "fill_bytes" && call != "launch"; });
+  EXPECT_EQ(work, (std::vector<std::string>{"fill_bytes", "fill_bytes", "launch", "launch"}));
+  EXPECT_EQ(seen.size(), 1U);
 }
 
 TEST_F(DecodeRun, RoutingIsTheFirstOfThreeLaunchesAndFeedsTheOthers) {
