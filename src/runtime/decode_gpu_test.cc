@@ -4,12 +4,9 @@
 // memory that ends where its mapping ends; repeats beside a saturated memory system; captures.
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
-#include <random>
 #include <thread>
 #include <unistd.h>
 
@@ -19,33 +16,14 @@
 #include "moekit/verify.h"
 
 #include "base/text.h"
-#include "device/numerics/bf16.h"
 #include "runtime/device_stage.h"
+#include "runtime/gpu_layer.h"
 #include "runtime/state.h"
 
 namespace moekit {
 namespace {
 
 using base::cat;
-
-/// Ends the process where a launch hangs: nothing else can.
-class Watchdog {
- public:
-  explicit Watchdog(std::chrono::seconds limit)
-      : thread_([this, limit](const std::stop_token& stop) {
-          std::unique_lock lock(mutex_);
-          if (!wake_.wait_for(lock, stop, limit, [] { return false; }) && !stop.stop_requested()) {
-            std::fputs("watchdog: the GPU did not finish\n", stdout);
-            std::fflush(stdout);
-            ::_exit(3);
-          }
-        }) {}
-
- private:
-  std::mutex mutex_;
-  std::condition_variable_any wake_;
-  std::jthread thread_;
-};
 
 class DecodeGpu : public testing::Test {
  protected:
@@ -131,6 +109,67 @@ TEST_F(DecodeGpu, OracleOverRecipesActivationsTokensAndWidths) {
   check_all(cases);
 }
 
+// What the grid above does not vary: expert maps, ids that only look like legal ones, rows that
+// stand apart, non-finite and extreme values, orders and places of the weights.
+TEST_F(DecodeGpu, OracleOverIdsMapsViewsAndValues) {
+  constexpr std::array kQuirks = {"none",
+                                  "duplicate_ids+int64_ids",
+                                  "duplicate_ids",
+                                  "inactive_ids+int64_ids",
+                                  "out_of_range_ids",
+                                  "out_of_range_ids+int64_ids",
+                                  "int64_wide_ids",
+                                  "inactive_ids+int64_wide_ids",
+                                  "inactive_tokens",
+                                  "zero_weights+int64_ids",
+                                  "strided",
+                                  "duplicate_ids+int64_ids+strided",
+                                  "nan_token",
+                                  "inf_token",
+                                  "large_x",
+                                  "subnormal_x",
+                                  "one_hot_x",
+                                  "raw_codes",
+                                  "subnormal_scales",
+                                  "zero_scales",
+                                  "wide_scales",
+                                  "unequal_globals",
+                                  "dormant_expert",
+                                  "all_to_one_expert",
+                                  "all_inactive",
+                                  "negative_zero_x",
+                                  "chunked",
+                                  "f16_strided_bias"};
+  std::vector<VerifyCase> cases;
+  for (const char* recipe : {"w4a16_nvfp4", "w4a16_mxfp4"}) {
+    for (const char* map : {"", " map=1 router_experts=24"}) {
+      for (const char* quirk : kQuirks) {
+        for (const int tokens : {1, 5, 20, 64}) {
+          const std::size_t n = cases.size();
+          const Result<VerifyCase> made =
+              parse_verify_case(cat("recipe=",
+                                    recipe,
+                                    " h=264 i=112 e=8 k=3 m=",
+                                    tokens,
+                                    map,
+                                    n % 3 == 0 ? " order=expert" : "",
+                                    n % 5 == 0 ? " weight_on_input=1" : "",
+                                    n % 7 == 0 ? " shared=f32" : "",
+                                    n / 4 % 2 == 0 ? " bias=both" : "",
+                                    " seed=",
+                                    n + 1,
+                                    " quirk=",
+                                    quirk));
+          ASSERT_TRUE(made.has_value()) << made.status().to_string();
+          cases.push_back(*made);
+        }
+      }
+    }
+  }
+  ASSERT_EQ(cases.size(), 440U);
+  check_all(cases);
+}
+
 /// Every step of the rung has a kernel; plans name steps that nobody wrote yet, too.
 bool is_written(const Plan& plan, std::int64_t num_tokens) {
   const std::vector<Step>& steps = plan.rung(num_tokens)->steps;
@@ -176,28 +215,15 @@ TEST_F(DecodeGpu, ReducedSetForTheSanitizers) {
   EXPECT_EQ(checked, 6U);
 }
 
-/// GLM-5.2 TP8: 256 experts of 6144 x 256, made of a few sets of codes with their own globals.
 class GlmTp8 : public DecodeGpu {
  protected:
-  static constexpr std::int64_t kCapacity = 16;
-  static constexpr std::int64_t kHidden = 6144;
-  static constexpr std::int64_t kTopK = 8;
-  static constexpr std::int64_t kExperts = 256;
-
   void SetUp() override {
     DecodeGpu::SetUp();
     if (cuda == nullptr || IsSkipped()) {
       return;
     }
-    problem.num_tokens = kCapacity;
-    problem.num_experts = kExperts;
-    problem.top_k = kTopK;
-    problem.hidden_size = kHidden;
-    problem.intermediate_size = 256;
-    problem.recipe = Recipe::kW4a16Nvfp4;
-    make_source();
-    plan.emplace(*make_plan(problem, device));
-    const Result<PackedExperts> packed = prepare(*plan, source);
+    plan.emplace(*make_plan(layer.problem, device));
+    const Result<PackedExperts> packed = prepare(*plan, layer.source);
     ASSERT_TRUE(packed.has_value()) << packed.status().to_string();
     const Result<PackedExperts> uploaded = upload(*runtime, *packed);
     ASSERT_TRUE(uploaded.has_value()) << uploaded.status().to_string();
@@ -205,88 +231,16 @@ class GlmTp8 : public DecodeGpu {
     host_workspace.assign(static_cast<std::size_t>(plan->workspace_bytes()), std::byte{0xFF});
   }
 
-  WeightMatrix matrix(std::int64_t rows, std::int64_t cols) {
-    WeightMatrix view;
-    view.format = Format::kNvfp4;
-    view.rows = rows;
-    view.cols = cols;
-    view.row_stride_bytes = cols / 2;
-    view.scale_row_stride_bytes = cols / 16;
-    std::vector<std::uint8_t>& codes =
-        storage.emplace_back(static_cast<std::size_t>(rows * cols / 2));
-    for (std::uint8_t& code : codes) {
-      code = static_cast<std::uint8_t>(random());
-    }
-    std::vector<std::uint8_t>& scales =
-        storage.emplace_back(static_cast<std::size_t>(rows * cols / 16));
-    for (std::uint8_t& scale : scales) {
-      scale = static_cast<std::uint8_t>(0x30 + random() % 16);
-    }
-    view.codes = codes.data();
-    view.scales = scales.data();
-    return view;
-  }
-
-  void make_source() {
-    storage.reserve(24);
-    std::array<ExpertWeights, 4> sets;
-    for (ExpertWeights& set : sets) {
-      set.gate = matrix(problem.intermediate_size, kHidden);
-      set.up = matrix(problem.intermediate_size, kHidden);
-      set.down = matrix(kHidden, problem.intermediate_size);
-    }
-    for (std::int64_t expert = 0; expert < kExperts; ++expert) {
-      ExpertWeights weights = sets[static_cast<std::size_t>(expert % 4)];
-      const float factor = 1.0F + static_cast<float>(expert) / 256.0F;
-      weights.gate.global_scale = factor / 300.0F;
-      weights.up.global_scale = factor / 280.0F;
-      weights.down.global_scale = factor / 60.0F;
-      source.experts.push_back(weights);
-    }
-  }
-
-  /// Host tensors of one call.
-  struct Call {
-    std::vector<std::uint16_t> x;
-    std::vector<std::int32_t> ids;
-    std::vector<float> weights;
-    std::vector<std::uint16_t> out;
-    RunArguments arguments{};
-  };
-
-  Call make_call(std::int64_t tokens) {
-    Call call;
-    std::normal_distribution<float> normal;
-    for (std::int64_t i = 0; i < tokens * kHidden; ++i) {
-      call.x.push_back(device::bf16_from_f32(normal(random)));
-    }
-    for (std::int64_t i = 0; i < tokens * kTopK; ++i) {
-      call.ids.push_back(static_cast<std::int32_t>(random() % kExperts));
-      call.weights.push_back(0.125F + static_cast<float>(random() % 64) / 1024.0F);
-    }
-    call.out.assign(call.x.size(), 0xFFFF);
-    RunArguments& made = call.arguments;
-    made.x = matrix_view(static_cast<const void*>(call.x.data()), DType::kBf16, tokens, kHidden);
-    made.topk_ids =
-        matrix_view(static_cast<const void*>(call.ids.data()), DType::kI32, tokens, kTopK);
-    made.topk_weights =
-        matrix_view(static_cast<const void*>(call.weights.data()), DType::kF32, tokens, kTopK);
-    made.out = matrix_view(static_cast<void*>(call.out.data()), DType::kBf16, tokens, kHidden);
-    return call;
-  }
-
-  Result<DeviceStage> stage_of(Call& call) {
-    return DeviceStage::make(*cuda, problem, call.arguments, host_workspace, StageMemory::kPlain);
+  Result<DeviceStage> stage_of(GpuCall& call) {
+    return DeviceStage::make(
+        *cuda, layer.problem, call.arguments, host_workspace, StageMemory::kPlain);
   }
 
   Result<Binding> bound(const DeviceStage& stage) {
     return moekit::bind(*runtime, *plan, experts, stage.workspace(), stage.arguments());
   }
 
-  std::mt19937 random{7};
-  Problem problem;
-  std::vector<std::vector<std::uint8_t>> storage;
-  ExpertsSource source;
+  GlmTp8Layer layer{16};
   std::optional<Plan> plan;
   PackedExperts experts;
   std::vector<std::byte> host_workspace;
@@ -303,7 +257,7 @@ TEST_F(GlmTp8, EightRepeatsAreBitIdenticalBesideASaturatedMemory) {
     }
   };
   for (const std::int64_t tokens : {7, 8}) {
-    Call call = make_call(tokens);
+    GpuCall call = layer.make_call(tokens);
     const Result<DeviceStage> stage = stage_of(call);
     ASSERT_TRUE(stage.has_value()) << stage.status().to_string();
     const Result<Binding> binding = bound(*stage);
@@ -328,7 +282,7 @@ TEST_F(GlmTp8, EightRepeatsAreBitIdenticalBesideASaturatedMemory) {
       if (first.empty()) {
         first = call.out;
         const Result<VerifyReport> report =
-            verify_call(*plan, source, call.arguments, host_workspace);
+            verify_call(*plan, layer.source, call.arguments, host_workspace);
         ASSERT_TRUE(report.has_value()) << report.status().to_string();
         EXPECT_TRUE(report->passed) << report->first_failure;
         EXPECT_GE(report->cosine, 0.9999);
@@ -344,7 +298,7 @@ TEST_F(GlmTp8, TwoHundredReplaysWithOtherInputsGiveTheEagerBits) {
   const Watchdog watchdog(std::chrono::seconds(120));
   ASSERT_TRUE(prewarm(*runtime, *plan).ok());
   constexpr std::int64_t kTokens = 7;  // below the capacity
-  Call call = make_call(kTokens);
+  GpuCall call = layer.make_call(kTokens);
   const Result<DeviceStage> stage = stage_of(call);
   ASSERT_TRUE(stage.has_value());
   const Result<Binding> binding = bound(*stage);
@@ -354,7 +308,7 @@ TEST_F(GlmTp8, TwoHundredReplaysWithOtherInputsGiveTheEagerBits) {
   ASSERT_TRUE(graph.has_value()) << graph.status().to_string();
   std::size_t compared = 0;
   for (int replay = 0; replay < 200; ++replay) {
-    const Call other = make_call(kTokens);
+    const GpuCall other = layer.make_call(kTokens);
     std::copy(other.x.begin(), other.x.end(), call.x.begin());
     std::copy(other.ids.begin(), other.ids.end(), call.ids.begin());
     std::copy(other.weights.begin(), other.weights.end(), call.weights.begin());
@@ -373,7 +327,7 @@ TEST_F(GlmTp8, TwoHundredReplaysWithOtherInputsGiveTheEagerBits) {
 }
 
 TEST_F(GlmTp8, AnUnresolvedStepInARealCaptureFailsNamingIt) {
-  Call call = make_call(3);
+  GpuCall call = layer.make_call(3);
   const Result<DeviceStage> stage = stage_of(call);
   ASSERT_TRUE(stage.has_value());
   ASSERT_TRUE(stage->to_device().ok());
