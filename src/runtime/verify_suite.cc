@@ -395,7 +395,14 @@ std::vector<VerifyCase> model_cases() {
       // gemma-4-26B-A4B at TP2
       "recipe=w16a16 h=2816 i=352 e=16 k=8 m=8 activation=gelu_tanh",
       // Llama-4: weight on input
-      "recipe=w16a16 h=5120 i=1024 e=2 k=1 m=7 activation=silu weight_on_input=1 shared=io",
+      "recipe=w16a16 h=5120 i=1024 e=2 k=1 m=7 activation=silu weight_on_input=1 shared=io "
+      "routing=sigmoid",
+      // DeepSeek-V4-Flash, a layer that selects by token id
+      "recipe=w4a8_mxfp4 h=4096 i=2048 e=6 k=6 m=2 activation=silu limit=10 "
+      "routing=sqrt_softplus,renormalize,scale:1.5,hash",
+      // gemma-4-26B-A4B at TP4
+      "recipe=w4a16_nvfp4 h=2816 i=176 e=16 k=8 m=8 activation=gelu_tanh "
+      "routing=softmax,renormalize,expert_scale",
       // the largest namespace and the most slots
       "recipe=w4a16_nvfp4 h=64 i=64 e=1024 k=32 m=33 activation=silu "
       "routing=sigmoid,groups:8:4,bias",

@@ -14,10 +14,22 @@
 namespace moekit::tests {
 namespace {
 
+/// Every recipe whose weights have scales, and so may have globals.
+std::vector<std::string> scaled_recipes() {
+  std::vector<std::string> names;
+  for (const RecipeInfo& info : kRecipes) {
+    if (format_info(info.weights).scale.has_value()) {
+      names.emplace_back(info.name);
+    }
+  }
+  EXPECT_EQ(names.size(), kRecipes.size() - 1);
+  return names;
+}
+
 TEST(Formats, GateAndUpGlobalsAreNotMerged) {
-  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4"}) {
-    LayerUnderTest layer = LayerUnderTest::make(
-        std::string("h=128 i=64 e=4 k=2 m=9 quirk=unequal_globals recipe=") + recipe);
+  for (const std::string& recipe : scaled_recipes()) {
+    LayerUnderTest layer =
+        LayerUnderTest::make("h=128 i=64 e=4 k=2 m=9 quirk=unequal_globals recipe=" + recipe);
     double ratio = 1.0;
     for (const ExpertWeights& expert : layer.weights.source.experts) {
       const double r = static_cast<double>(expert.gate.global_scale / expert.up.global_scale);
@@ -59,9 +71,9 @@ TEST(Formats, SubnormalE4m3ScalesAreNotFlushed) {
 }
 
 TEST(Formats, ZeroScalesAreZeroAndNegativeZeroToo) {
-  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4", "w16a16"}) {
-    LayerUnderTest layer = LayerUnderTest::make(
-        std::string("h=136 i=72 e=4 k=2 m=9 quirk=zero_scales recipe=") + recipe);
+  for (const RecipeInfo& info : kRecipes) {
+    LayerUnderTest layer = LayerUnderTest::make("h=136 i=72 e=4 k=2 m=9 quirk=zero_scales recipe=" +
+                                                std::string(info.name));
     layer.run_verified();
   }
   LayerUnderTest layer =
@@ -80,10 +92,10 @@ TEST(Formats, ZeroScalesAreZeroAndNegativeZeroToo) {
 }
 
 TEST(Formats, DormantExpertWithNanScalesIsZero) {
-  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4"}) {
+  for (const std::string& recipe : scaled_recipes()) {
     for (const char* const tokens : {"m=1", "m=40"}) {
       LayerUnderTest layer = LayerUnderTest::make(
-          std::string("h=64 i=32 e=8 k=2 quirk=dormant_expert recipe=") + recipe + " " + tokens);
+          "h=64 i=32 e=8 k=2 quirk=dormant_expert recipe=" + recipe + " " + tokens);
       layer.run_verified();
       // Experts 1, 3 and 7 have no gate, no up or nothing at all: silu gives 0 for each.
       const auto count = static_cast<std::size_t>(layer.verify_case.num_tokens);
@@ -101,8 +113,8 @@ TEST(Formats, DormantExpertWithNanScalesIsZero) {
 }
 
 TEST(Formats, ExtentsThatAreMultiplesOfEightOnly) {
-  int cases = 0;
-  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4", "w16a16"}) {
+  std::size_t cases = 0;
+  for (const RecipeInfo& info : kRecipes) {
     for (const char* const extents : {"h=8 i=8",
                                       "h=24 i=40",
                                       "h=88 i=104",
@@ -111,14 +123,14 @@ TEST(Formats, ExtentsThatAreMultiplesOfEightOnly) {
                                       "h=1016 i=8",
                                       "h=8 i=1016"}) {
       for (const char* const rest : {"m=1 activation=silu", "m=17 activation=relu2 bias=both"}) {
-        LayerUnderTest layer = LayerUnderTest::make(std::string("e=3 k=2 recipe=") + recipe + " " +
-                                                    extents + " " + rest);
+        LayerUnderTest layer = LayerUnderTest::make("e=3 k=2 recipe=" + std::string(info.name) +
+                                                    " " + extents + " " + rest);
         layer.run_verified();
         ++cases;
       }
     }
   }
-  EXPECT_EQ(cases, 42);
+  EXPECT_EQ(cases, 14 * kRecipes.size());
 }
 
 // All 255 E8M0 bytes in one row of K = 255 * 32: group b has scale 2^(b - 127), and token b meets

@@ -16,6 +16,13 @@ namespace {
 
 constexpr std::string_view kLine = "recipe=w4a16_nvfp4 h=64 i=32 e=6 k=2 m=5 bias=both capacity=8";
 
+/// kLine in another recipe.
+std::string line_in(const RecipeInfo& recipe) {
+  std::string line(kLine);
+  const std::string_view word = "w4a16_nvfp4";
+  return line.replace(line.find(word), word.size(), recipe.name);
+}
+
 struct BadBind {
   const char* name;
   std::function<void(LayerUnderTest&, RunArguments&, std::span<std::byte>&)> spoil;
@@ -83,26 +90,28 @@ const BadBind kBadBinds[] = {
 };
 
 TEST(Refusals, BindNamesWhatDoesNotFit) {
-  LayerUnderTest layer = LayerUnderTest::make(kLine);
-  const std::vector<float> expected = layer.run_verified();
-  int refused = 0;
-  for (const BadBind& bad : kBadBinds) {
-    SCOPED_TRACE(bad.name);
-    RunArguments arguments = layer.tensors.arguments;
-    std::span<std::byte> workspace = layer.workspace.bytes();
-    bad.spoil(layer, arguments, workspace);
-    const Result<Binding> binding =
-        moekit::bind(shared_runtime(), *layer.plan, layer.packed, workspace, arguments);
-    ASSERT_FALSE(binding.has_value());
-    EXPECT_EQ(binding.status().code(), StatusCode::kInvalidArgument);
-    for (const std::string& word : bad.words) {
-      EXPECT_NE(binding.status().message().find(word), std::string_view::npos)
-          << word << " in: " << binding.status().message();
+  std::size_t refused = 0;
+  for (const RecipeInfo& recipe : kRecipes) {
+    LayerUnderTest layer = LayerUnderTest::make(line_in(recipe));
+    const std::vector<float> expected = layer.run_verified();
+    for (const BadBind& bad : kBadBinds) {
+      SCOPED_TRACE(std::string(recipe.name) + ", " + bad.name);
+      RunArguments arguments = layer.tensors.arguments;
+      std::span<std::byte> workspace = layer.workspace.bytes();
+      bad.spoil(layer, arguments, workspace);
+      const Result<Binding> binding =
+          moekit::bind(shared_runtime(), *layer.plan, layer.packed, workspace, arguments);
+      ASSERT_FALSE(binding.has_value());
+      EXPECT_EQ(binding.status().code(), StatusCode::kInvalidArgument);
+      for (const std::string& word : bad.words) {
+        EXPECT_NE(binding.status().message().find(word), std::string_view::npos)
+            << word << " in: " << binding.status().message();
+      }
+      ++refused;
     }
-    ++refused;
+    EXPECT_TRUE(same_bits(expected, layer.run_verified())) << recipe.name;
   }
-  EXPECT_EQ(refused, 16);
-  EXPECT_TRUE(same_bits(expected, layer.run_verified()));
+  EXPECT_EQ(refused, 16 * kRecipes.size());
 }
 
 TEST(Refusals, ExpertMaps) {
@@ -215,22 +224,39 @@ const BadProblem kBadProblems[] = {
 };
 
 TEST(Refusals, PlansNameWhatIsWrong) {
-  int refused = 0;
-  for (const BadProblem& bad : kBadProblems) {
-    SCOPED_TRACE(bad.name);
-    Problem problem = parse_verify_case(kLine)->problem;
-    ASSERT_TRUE(make_plan(problem, host_cpu()).has_value());
-    bad.spoil(problem);
-    const Result<Plan> plan = make_plan(problem, host_cpu());
-    ASSERT_FALSE(plan.has_value());
-    EXPECT_EQ(plan.status().code(), bad.code) << plan.status().to_string();
-    for (const std::string& word : bad.words) {
-      EXPECT_NE(plan.status().message().find(word), std::string_view::npos)
-          << word << " in: " << plan.status().message();
+  std::size_t refused = 0;
+  for (const RecipeInfo& recipe : kRecipes) {
+    for (const BadProblem& bad : kBadProblems) {
+      SCOPED_TRACE(std::string(recipe.name) + ", " + bad.name);
+      Problem problem = parse_verify_case(line_in(recipe))->problem;
+      ASSERT_TRUE(make_plan(problem, host_cpu()).has_value());
+      bad.spoil(problem);
+      const Result<Plan> plan = make_plan(problem, host_cpu());
+      ASSERT_FALSE(plan.has_value());
+      EXPECT_EQ(plan.status().code(), bad.code) << plan.status().to_string();
+      for (const std::string& word : bad.words) {
+        EXPECT_NE(plan.status().message().find(word), std::string_view::npos)
+            << word << " in: " << plan.status().message();
+      }
+      ++refused;
     }
-    ++refused;
   }
-  EXPECT_EQ(refused, 13);
+  EXPECT_EQ(refused, 13 * kRecipes.size());
+}
+
+TEST(Refusals, GpuPlansRefuseTablesAndExpertScales) {
+  for (const auto& [routing, word] : {std::pair("routing=sqrt_softplus,hash", "a hash table"),
+                                      std::pair("routing=softmax,expert_scale", "a scale per")}) {
+    const Problem problem = parse_verify_case(std::string(kLine) + " " + routing)->problem;
+    EXPECT_TRUE(make_plan(problem, host_cpu()).has_value());
+    const Result<Plan> plan = make_plan(problem, *device_from_name("sm_90a"));
+    ASSERT_FALSE(plan.has_value()) << routing;
+    EXPECT_EQ(plan.status().code(), StatusCode::kUnsupported);
+    for (const char* const part : {word, "sm_90a", "route() on the host"}) {
+      EXPECT_NE(plan.status().message().find(part), std::string_view::npos)
+          << part << " in: " << plan.status().message();
+    }
+  }
 }
 
 TEST(Refusals, PrepareNamesExpertProjectionAndRule) {
