@@ -132,6 +132,7 @@ TEST(RouteTopk, EveryScoringAgainstSorting) {
           {384, 32, 1, 1},
           {896, 22, 4, 3},
           {1024, 16, 1024, 64},
+          {1024, 32, 8, 4},
           {1, 1, 1, 1}}) {
       for (int bits = 0; bits < 4; ++bits) {
         Routing routing{.scoring = scoring,
