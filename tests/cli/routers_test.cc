@@ -84,7 +84,7 @@ class FileOf {
 
 /// A folder of its own with a configuration.
 fs::path folder_of(const std::string& name, const std::string& config) {
-  const fs::path folder = scratch_folder() / name;
+  fs::path folder = scratch_folder() / name;
   fs::create_directories(folder);
   write_file(folder / "config.json", config);
   return folder;

@@ -139,8 +139,8 @@ const BadWeights kBadWeights[] = {
      kInt4,
      [](ExpertWeights& e) {
        static const std::vector<std::uint8_t> zeros = [] {
-         std::vector<std::uint8_t> all(264 * 3, 8);
-         all[100 * 3 + 2] = 17;
+         std::vector<std::uint8_t> all(792, 8);  // 264 rows of 3 groups
+         all[302] = 17;                          // row 100, group 2
          return all;
        }();
        e.down.zero_points = zeros.data();
