@@ -54,31 +54,40 @@ std::int64_t available_memory() {
 
 // Nine tokens whose rows stand 2^29 elements apart: the last row of x, ids, weights, shared and out
 // begins at element 2^32.
-TEST(LargeIndex, RowsOfTensorsPastTwoToTheThirtyTwo) {
+void rows_past_two_to_the_thirty_two(const std::string& line) {
   constexpr std::int64_t kStride = std::int64_t{1} << 29;
-  for (const char* const family : {"direct", "grouped"}) {
-    LayerUnderTest layer = LayerUnderTest::make(
-        std::string("recipe=w4a16_nvfp4 h=64 i=32 e=6 k=2 m=9 shared=io family=") + family);
-    const std::vector<float> expected = layer.run_verified();
-    RunArguments& arguments = layer.tensors.arguments;
-    std::deque<SparseMapping> mappings;
-    for (TensorView* view :
-         {&arguments.x, &arguments.topk_ids, &arguments.topk_weights, &arguments.shared}) {
-      const std::int64_t width = dtype_bits(view->dtype) / 8;
-      const SparseMapping& mapping = mappings.emplace_back((8 * kStride + 4096) * width);
-      for (std::int64_t t = 0; t < 9; ++t) {
-        std::memcpy(mapping.as<std::byte>() + t * kStride * width,
-                    static_cast<const std::byte*>(view->data) + t * view->strides[0] * width,
-                    static_cast<std::size_t>(view->shape[1] * width));
-      }
-      view->data = mapping.as<std::byte>();
-      view->strides[0] = kStride;
+  LayerUnderTest layer = LayerUnderTest::make(line);
+  const std::vector<float> expected = layer.run_verified();
+  RunArguments& arguments = layer.tensors.arguments;
+  std::deque<SparseMapping> mappings;
+  for (TensorView* view :
+       {&arguments.x, &arguments.topk_ids, &arguments.topk_weights, &arguments.shared}) {
+    const std::int64_t width = dtype_bits(view->dtype) / 8;
+    const SparseMapping& mapping = mappings.emplace_back((8 * kStride + 4096) * width);
+    for (std::int64_t t = 0; t < 9; ++t) {
+      std::memcpy(mapping.as<std::byte>() + t * kStride * width,
+                  static_cast<const std::byte*>(view->data) + t * view->strides[0] * width,
+                  static_cast<std::size_t>(view->shape[1] * width));
     }
-    const SparseMapping& out = mappings.emplace_back((8 * kStride + 4096) * 2);
-    arguments.out.data = out.as<std::byte>();
-    arguments.out.strides[0] = kStride;
-    EXPECT_TRUE(same_bits(expected, layer.run_verified())) << family;
+    view->data = mapping.as<std::byte>();
+    view->strides[0] = kStride;
   }
+  const SparseMapping& out = mappings.emplace_back((8 * kStride + 4096) * 2);
+  arguments.out.data = out.as<std::byte>();
+  arguments.out.strides[0] = kStride;
+  EXPECT_TRUE(same_bits(expected, layer.run_verified())) << line;
+}
+
+TEST(LargeIndex, RowsOfTensorsPastTwoToTheThirtyTwo) {
+  std::size_t layers = 0;
+  for (const RecipeInfo& info : kRecipes) {
+    for (const char* const family : {"direct", "grouped"}) {
+      rows_past_two_to_the_thirty_two(
+          "h=64 i=32 e=6 k=2 m=9 shared=io recipe=" + std::string(info.name) + " family=" + family);
+      ++layers;
+    }
+  }
+  EXPECT_EQ(layers, 2 * kRecipes.size());
 }
 
 // 2^20 tokens of 32 slots with I = 72: the last route's intermediate begins past element 2^31, the

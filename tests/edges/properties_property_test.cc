@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Properties that hold bit for bit, for both execution families and the three formats.
+// Properties that hold bit for bit, for both execution families and every recipe.
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <numeric>
+#include <set>
+#include <span>
 
 #include <gtest/gtest.h>
 
+#include "device/numerics/bf16.h"
 #include "tests/edges/layer_under_test.h"
 
 namespace moekit::tests {
@@ -19,18 +23,18 @@ constexpr std::int64_t kHidden = 136;
 // Calls body(line) for formats, families and io dtypes; `line` lacks h, i, e, k and m no more.
 template <typename Body>
 void for_each_line(const Body& body) {
-  int lines = 0;
-  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4", "w16a16"}) {
+  std::size_t lines = 0;
+  for (const RecipeInfo& info : kRecipes) {
     for (const char* const rest :
          {"m=5 family=direct io=f32", "m=5 family=grouped", "m=41", "m=41 io=f16 shared=f32"}) {
       const std::string line =
-          std::string("recipe=") + recipe + " h=136 i=72 e=8 k=3 bias=both seed=11 " + rest;
+          "recipe=" + std::string(info.name) + " h=136 i=72 e=8 k=3 bias=both seed=11 " + rest;
       SCOPED_TRACE(line);
       body(line);
       ++lines;
     }
   }
-  EXPECT_EQ(lines, 12);
+  EXPECT_EQ(lines, 4 * kRecipes.size());
 }
 
 std::vector<std::int32_t> ids_of(const LayerUnderTest& layer) {
@@ -53,6 +57,80 @@ std::vector<std::byte> permuted_rows(const TensorView& view,
     rows.insert(rows.end(), row, row + row_bytes);
   }
   return rows;
+}
+
+// Every block scale by half: the exponent of a byte before, or half the float. Experts share
+// memory, so `done` says whose scales were halved already.
+void halve_scales(WeightMatrix& matrix, std::set<const void*>& done) {
+  if (!done.insert(matrix.scales).second) {
+    return;
+  }
+  const DType dtype = matrix.scale_dtype.value_or(*format_info(matrix.format).scale);
+  auto* bytes = static_cast<std::byte*>(const_cast<void*>(matrix.scales));
+  for (std::int64_t row = 0; row < num_scale_rows(matrix); ++row) {
+    for (std::int64_t group = 0; group < num_scale_cols(matrix); ++group) {
+      std::byte* const at =
+          bytes + row * matrix.scale_row_stride_bytes + group * (dtype_bits(dtype) / 8);
+      if (dtype == DType::kF32) {
+        float value = 0.0F;
+        std::memcpy(&value, at, sizeof value);
+        value *= 0.5F;
+        std::memcpy(at, &value, sizeof value);
+      } else if (dtype == DType::kBf16 || dtype == DType::kF16) {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, at, sizeof bits);
+        bits = dtype == DType::kBf16 ? device::bf16_from_f32(0.5F * device::bf16_to_f32(bits))
+                                     : device::f16_from_f32(0.5F * device::f16_to_f32(bits));
+        std::memcpy(at, &bits, sizeof bits);
+      } else {
+        const int byte = static_cast<int>(*at);
+        const int step =
+            dtype == DType::kE8m0 ? 1 : 8;  // three bits of fraction below the exponent
+        ASSERT_GE(byte, 2 * step) << "a normal scale, whose half is exact";
+        *at = static_cast<std::byte>(byte - step);
+      }
+    }
+  }
+}
+
+// In every group whose codes are all below 15: code + 1 and zero point + 1. Codes and zero points
+// get new memory; returns how many groups moved.
+std::int64_t move_zero_points(WeightMatrix& matrix,
+                              std::deque<std::vector<std::uint8_t>>& storage) {
+  const std::int64_t group_size = scale_group_size(matrix);
+  const std::int64_t groups = num_scale_cols(matrix);
+  auto& codes = storage.emplace_back();
+  auto& zeros = storage.emplace_back();
+  std::int64_t moved = 0;
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    const auto* from =
+        static_cast<const std::uint8_t*>(matrix.codes) + row * matrix.row_stride_bytes;
+    codes.insert(codes.end(), from, from + matrix.cols / 2);
+    std::uint8_t* const to = codes.data() + row * (matrix.cols / 2);
+    for (std::int64_t group = 0; group < groups; ++group) {
+      const std::uint8_t zero =
+          matrix.zero_points == nullptr
+              ? std::uint8_t{8}
+              : matrix.zero_points[row * matrix.zero_point_row_stride + group];
+      const std::int64_t begin = group * group_size / 2;
+      const std::int64_t end = std::min(matrix.cols, (group + 1) * group_size) / 2;
+      const bool fits = std::none_of(to + begin, to + end, [](std::uint8_t pair) {
+        return pair >> 4U == 15 || (pair & 15U) == 15;
+      });
+      if (fits && zero < 16) {
+        std::for_each(to + begin, to + end, [](std::uint8_t& pair) {
+          pair = static_cast<std::uint8_t>(pair + 0x11);
+        });
+        ++moved;
+      }
+      zeros.push_back(static_cast<std::uint8_t>(zero + (fits && zero < 16 ? 1 : 0)));
+    }
+  }
+  matrix.codes = codes.data();
+  matrix.row_stride_bytes = matrix.cols / 2;
+  matrix.zero_points = zeros.data();
+  matrix.zero_point_row_stride = groups;
+  return moved;
 }
 
 TEST(Properties, PermutingTokensPermutesRows) {
@@ -165,6 +243,138 @@ TEST(Properties, PowersOfTwoScaleBits) {
   });
 }
 
+std::vector<float> decoded(const WeightMatrix& matrix) {
+  std::vector<float> values(static_cast<std::size_t>(matrix.rows * matrix.cols));
+  for (std::int64_t row = 0; row < matrix.rows; ++row) {
+    const std::span<float> out = std::span(values).subspan(
+        static_cast<std::size_t>(row * matrix.cols), static_cast<std::size_t>(matrix.cols));
+    EXPECT_TRUE(decode_row(matrix, row, out).ok());
+  }
+  return values;
+}
+
+// unpack after pack: the values of every element, on every grid of scales that a format may have.
+TEST(Properties, UnpackedWeightsAreTheSourcesBits) {
+  std::size_t layers = 0;
+  for (const RecipeInfo& info : kRecipes) {
+    const FormatInfo& format = format_info(info.weights);
+    std::vector<std::string> grids{""};
+    if (format.scale.has_value()) {
+      grids.emplace_back(" group_offset=8");
+    }
+    if (format.group_rows > 1) {
+      grids.emplace_back(" row_offset=57");
+      grids.emplace_back(" row_offset=120 group_offset=104");
+    }
+    if (format.element == DType::kI4) {
+      grids.insert(grids.end(), {" group_size=32", " group_size=64 group_offset=40"});
+    }
+    for (const std::string& grid : grids) {
+      LayerUnderTest layer = LayerUnderTest::make(
+          "h=136 i=72 e=3 k=2 m=2 quirk=raw_codes recipe=" + std::string(info.name) + grid);
+      layer.prepare();
+      for (std::size_t e = 0; e < 3; ++e) {
+        std::vector<std::byte> storage;
+        const Result<ExpertWeights> back =
+            unpack_expert(layer.packed, static_cast<std::int64_t>(e), storage);
+        ASSERT_TRUE(back.has_value()) << back.status().to_string();
+        const ExpertWeights& want = layer.weights.source.experts[e];
+        for (WeightMatrix ExpertWeights::*const matrix :
+             {&ExpertWeights::gate, &ExpertWeights::up, &ExpertWeights::down}) {
+          EXPECT_EQ((want.*matrix).global_scale, (*back.*matrix).global_scale);
+          EXPECT_TRUE(same_bits(decoded(want.*matrix), decoded(*back.*matrix)))
+              << info.name << grid;
+        }
+      }
+      ++layers;
+    }
+  }
+  EXPECT_EQ(layers, 19U);
+}
+
+// relu2 is homogeneous of degree 2, and a quantiser's groups scale with what they hold: x times 2
+// makes the intermediate 4 times, the output 4 times, bit for bit. The input scales of w4a4 belong
+// to what they quantise and scale with it.
+TEST(Properties, ScalingXByTwoScalesBits) {
+  std::size_t layers = 0;
+  for (const RecipeInfo& info : kRecipes) {
+    for (const char* const tokens : {"m=5", "m=41"}) {
+      LayerUnderTest layer = LayerUnderTest::make(
+          "h=136 i=72 e=8 k=3 io=f32 activation=relu2 recipe=" + std::string(info.name) + " " +
+          tokens);
+      std::vector<float> expected = layer.run_verified();
+      for (float& value : expected) {
+        value *= 4.0F;
+      }
+      const TensorView& x = layer.tensors.arguments.x;
+      auto* values = static_cast<float*>(const_cast<void*>(x.data));
+      for (std::int64_t t = 0; t < x.shape[0]; ++t) {
+        for (std::int64_t k = 0; k < x.shape[1]; ++k) {
+          values[t * x.strides[0] + k] *= 2.0F;
+        }
+      }
+      for (ExpertsSource* source : {&layer.weights.source, &layer.weights.prepared}) {
+        for (ExpertWeights& expert : source->experts) {
+          if (expert.up.input_scale.has_value()) {
+            *expert.up.input_scale *= 2.0F;
+            *expert.down.input_scale *= 4.0F;
+          }
+        }
+      }
+      layer.prepare();
+      EXPECT_TRUE(same_bits(expected, layer.run_verified())) << info.name << " " << tokens;
+      ++layers;
+    }
+  }
+  EXPECT_EQ(layers, 2 * kRecipes.size());
+}
+
+// Half of every scale of down is half of the output, in each format's own scale type.
+TEST(Properties, HalvingDownsScalesHalvesBits) {
+  std::size_t layers = 0;
+  for (const RecipeInfo& info : kRecipes) {
+    const FormatInfo& format = format_info(info.weights);
+    if (!format.scale.has_value()) {
+      continue;
+    }
+    LayerUnderTest layer =
+        LayerUnderTest::make("h=136 i=72 e=8 k=3 m=9 io=f32 recipe=" + std::string(info.name));
+    std::vector<float> expected = layer.run_verified();
+    for (float& value : expected) {
+      value *= 0.5F;
+    }
+    std::set<const void*> done;
+    for (ExpertWeights& expert : layer.weights.source.experts) {
+      halve_scales(expert.down, done);
+    }
+    layer.weights.prepared = layer.weights.source;
+    layer.prepare();
+    EXPECT_TRUE(same_bits(expected, layer.run_verified())) << info.name;
+    ++layers;
+  }
+  EXPECT_EQ(layers, kRecipes.size() - 1);
+}
+
+// int4 stands for code - zero point: one more of both changes nothing.
+TEST(Properties, Int4CodesAndZeroPointsMoveTogether) {
+  for (const char* const group_size : {"32", "64", "128"}) {
+    LayerUnderTest layer = LayerUnderTest::make(
+        std::string("recipe=w4a16_int4 h=136 i=72 e=8 k=3 m=9 group_size=") + group_size);
+    const std::vector<float> out = layer.run_verified();
+    std::deque<std::vector<std::uint8_t>> storage;
+    std::int64_t moved = 0;
+    for (ExpertWeights& expert : layer.weights.source.experts) {
+      for (WeightMatrix* matrix : {&expert.gate, &expert.up, &expert.down}) {
+        moved += move_zero_points(*matrix, storage);
+      }
+    }
+    EXPECT_GT(moved, 1000) << "groups whose codes all leave room for one more";
+    layer.weights.prepared = layer.weights.source;
+    layer.prepare();
+    EXPECT_TRUE(same_bits(out, layer.run_verified())) << group_size;
+  }
+}
+
 TEST(Properties, ThreadsChangeNoBit) {
   for_each_line([](const std::string& line) {
     LayerUnderTest layer = LayerUnderTest::make(line);
@@ -177,7 +387,7 @@ TEST(Properties, ThreadsChangeNoBit) {
 }
 
 TEST(Properties, ChunksChangeNoBitInSlotOrder) {
-  int chunked = 0;
+  std::size_t chunked = 0;
   for_each_line([&chunked](const std::string& line) {
     LayerUnderTest layer = LayerUnderTest::make(line);
     const std::vector<float> out = layer.run_verified();
@@ -193,7 +403,7 @@ TEST(Properties, ChunksChangeNoBitInSlotOrder) {
     EXPECT_TRUE(same_bits(out, layer.run_verified()));
     ++chunked;
   });
-  EXPECT_EQ(chunked, 12);
+  EXPECT_EQ(chunked, 4 * kRecipes.size());
 }
 
 TEST(Properties, LargerCapacityChangesNoBitOfABatchInvariantPlan) {
