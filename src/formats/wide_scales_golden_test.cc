@@ -185,6 +185,23 @@ TEST(WideScales, encoded_values_are_near_and_fixed_points) {
     for (std::size_t i = 0; i < all.size(); ++i) {
       ASSERT_LE(std::fabs(all[i] - values[i]), bound) << i;
     }
+    // Encoded once more, the decoded values keep their codes; their scales too, but for the
+    // rounding of amax / 448.
+    std::vector<std::byte> codes_again(codes.size());
+    std::vector<std::byte> scales_again(scales.size());
+    EncodedWeights again{.codes = codes_again, .scales = scales_again};
+    ASSERT_TRUE(encode_weights(format, all, 136, again).ok());
+    EXPECT_EQ(codes_again, codes);
+    matrix.scales = scales_again.data();
+    for (std::int64_t r = 0; r < 136; ++r) {
+      ASSERT_TRUE(decode_row(matrix, r, row).ok());
+      for (std::size_t k = 0; k < row.size(); ++k) {
+        const float want = all[static_cast<std::size_t>(r * 136) + k];
+        ASSERT_LE(std::fabs(row[k] - want),
+                  format == Format::kInt4 ? 0.0F : 0x1p-22F * std::fabs(want))
+            << r << " " << k;
+      }
+    }
   }
 }
 
