@@ -32,6 +32,7 @@ struct Seen {
   bool cooperative = false;
   decode::Args args{};
   decode::ResidentArgs resident{};
+  decode::CastArgs cast{};
   device::u32 arrivals = 0;  // what the word of the barrier held
 };
 
@@ -73,7 +74,10 @@ class DecodeRun : public testing::Test {
           launch.cluster = attribute.value.dimensions[0];
         }
       }
-      if (entry.find("resident") != std::string::npos) {
+      if (entry.find("cast") != std::string::npos) {
+        std::memcpy(&launch.cast, arguments, sizeof(launch.cast));
+        launch.grid = config.grid_y;
+      } else if (entry.find("resident") != std::string::npos) {
         std::memcpy(&launch.resident, arguments, sizeof(launch.resident));
         launch.arrivals = *launch.resident.arrivals;
         *launch.resident.arrivals += config.grid_x;
@@ -87,11 +91,11 @@ class DecodeRun : public testing::Test {
     const Result<PackedExperts> packed = prepare(*plan, layer->source);
     ASSERT_TRUE(packed.has_value()) << packed.status().to_string();
     experts = *upload(*runtime, *packed);
-    x = allocate(problem.num_tokens * problem.hidden_size * 2 + 16);
+    x = allocate(problem.num_tokens * problem.hidden_size * 4 + 16);
     ids = allocate(problem.num_tokens * problem.top_k * 8);
     weights = allocate(problem.num_tokens * problem.top_k * 4);
     logits = allocate(problem.num_tokens * num_router_experts(problem) * 4);
-    out = allocate(problem.num_tokens * problem.hidden_size * 2);
+    out = allocate(problem.num_tokens * problem.hidden_size * 4);
     workspace = allocate(plan->workspace_bytes());
   }
 
@@ -100,20 +104,20 @@ class DecodeRun : public testing::Test {
   }
 
   RunArguments arguments(std::int64_t tokens, DType id_dtype = DType::kI32) {
+    const DType io = plan->problem().io_dtype;
     const Problem& problem = plan->problem();
     const auto in = [tokens](const cuda::DeviceBuffer& buffer, DType dtype, std::int64_t cols) {
       return matrix_view(static_cast<const void*>(buffer.pointer()), dtype, tokens, cols);
     };
     RunArguments made;
-    made.x = in(x, DType::kBf16, problem.hidden_size);
+    made.x = in(x, io, problem.hidden_size);
     if (problem.routing.has_value()) {
       made.router_logits = in(logits, DType::kF32, num_router_experts(problem));
     } else {
       made.topk_ids = in(ids, id_dtype, problem.top_k);
       made.topk_weights = in(weights, DType::kF32, problem.top_k);
     }
-    made.out =
-        matrix_view(static_cast<void*>(out.pointer()), DType::kBf16, tokens, problem.hidden_size);
+    made.out = matrix_view(static_cast<void*>(out.pointer()), io, tokens, problem.hidden_size);
     return made;
   }
 
@@ -215,6 +219,30 @@ TEST_F(DecodeRun, ABarrierThatCannotBeClearedIsAnErrorBeforeTheLaunch) {
                 [](const std::string& call) { return call != "fill_bytes" && call != "launch"; });
   EXPECT_EQ(work, (std::vector<std::string>{"fill_bytes", "fill_bytes", "launch", "launch"}));
   EXPECT_EQ(seen.size(), 1U);
+}
+
+TEST_F(DecodeRun, OtherTypesOfXAreCastIntoTheWorkspaceFirst) {
+  for (const DType io : {DType::kF16, DType::kF32}) {
+    Problem problem = small_layer();
+    problem.io_dtype = io;
+    open(problem);
+    RunArguments call = arguments(5);
+    call.x.data = x.pointer() + 4;  // read element by element: nothing need be 16-aligned
+    const Result<Binding> binding = bound(call);
+    ASSERT_TRUE(binding.has_value()) << binding.status().to_string();
+    ASSERT_TRUE(run(*runtime, *binding, stream).ok());
+    ASSERT_EQ(seen.size(), 3U);
+    EXPECT_EQ(seen[0].entry, "decode_gemv_any_cast_t256_sm90a");
+    EXPECT_EQ(seen[0].grid, 5U);
+    EXPECT_EQ(seen[0].cast.x, call.x.data);
+    EXPECT_EQ(seen[0].cast.operand, seen[1].args.x);
+    EXPECT_EQ(seen[1].args.x_stride, problem.hidden_size);
+    EXPECT_GE(reinterpret_cast<const std::byte*>(seen[1].args.x), workspace.pointer());
+    EXPECT_EQ(seen[2].args.out_type,
+              io == DType::kF16 ? decode::IoType::kF16 : decode::IoType::kF32);
+    EXPECT_FALSE(seen[1].pdl);
+    EXPECT_TRUE(seen[2].pdl);
+  }
 }
 
 TEST_F(DecodeRun, RoutingIsTheFirstOfThreeLaunchesAndFeedsTheOthers) {

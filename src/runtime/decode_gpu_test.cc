@@ -155,6 +155,9 @@ TEST_F(DecodeGpu, OracleOverIdsMapsViewsAndValues) {
                                     n % 3 == 0 ? " order=expert" : "",
                                     n % 5 == 0 ? " weight_on_input=1" : "",
                                     n % 7 == 0 ? " shared=f32" : "",
+                                    n % 11 == 0   ? " io=f32"
+                                    : n % 11 == 5 ? " io=f16"
+                                                  : "",
                                     n / 4 % 2 == 0 ? " bias=both" : "",
                                     " seed=",
                                     n + 1,

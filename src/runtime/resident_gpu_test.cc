@@ -231,6 +231,7 @@ std::vector<VerifyCase> oracle_cases() {
                                        activation,
                                        n % 2 == 0 ? " bias=both" : "",
                                        n % 5 == 0 ? " order=expert" : "",
+                                       n % 11 == 0 ? " io=f32" : "",
                                        " resident=1 seed=",
                                        n + 1,
                                        " quirk=",

@@ -59,6 +59,19 @@ struct Args {
 
 static_assert(sizeof(Args) == 248 && alignof(Args) == 8);
 
+/// x of another type, rounded to BF16 before anything reads it.
+struct CastArgs {
+  const void* x;
+  device::u16* operand;  // bf16 [tokens, hidden]
+  device::i64 x_stride;
+  device::i32 num_tokens;
+  device::i32 hidden;
+  IoType type;
+  device::i32 unused;
+};
+
+static_assert(sizeof(CastArgs) == 40 && alignof(CastArgs) == 8);
+
 /// Both roles in one launch.
 struct ResidentArgs {
   Args gate_up;

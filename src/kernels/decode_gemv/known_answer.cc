@@ -279,6 +279,33 @@ Result<plan::SelfTest> role_answer(const Variant& variant) {
   return test;
 }
 
+/// Values on both sides of ties, a tie to either neighbour, infinity, and one that rounds to it.
+Result<plan::SelfTest> cast_answer() {
+  std::vector<std::uint32_t> x;
+  for (std::uint32_t i = 0; i < 300; ++i) {
+    x.push_back(0x3F800000U + (i << 14U) + i % 3U);
+  }
+  x[7] = 0x7F800000U;
+  x[299] = 0x7F7FFFFFU;
+  std::vector<std::uint16_t> rounded;
+  for (const std::uint32_t bits : x) {
+    rounded.push_back(device::bf16_from_f32(device::float_of(bits)));
+  }
+  std::array<CastArgs, 1> args{};
+  args[0].num_tokens = 2;
+  args[0].hidden = 150;
+  args[0].x_stride = 150;
+  args[0].type = IoType::kF32;
+  plan::SelfTest test;
+  test.buffers = {{.before = bytes_of(x)},
+                  {.before = poison(rounded.size() * 2), .after = bytes_of(rounded)}};
+  test.pointers = {{offsetof(CastArgs, x), 0, 0}, {offsetof(CastArgs, operand), 1, 0}};
+  test.geometry.grid.y = 2;
+  test.geometry.block.x = kCastThreads;
+  test.arguments = bytes_of(args);
+  return test;
+}
+
 /// Four columns of x are 1 or -1: |h| <= 2 in units of 2^-5, so intermediates of relu2 are at most
 /// 4 in units of 2^-10, and down's sums below 2^12 in units of 2^-11. Exact in f32, in any order.
 std::vector<std::uint16_t> few_signs() {
@@ -342,6 +369,9 @@ Result<plan::SelfTest> resident_answer(const ResidentVariant& variant) {
 }  // namespace
 
 Result<plan::SelfTest> known_answer(std::string_view kernel) {
+  if (kernel == kCastKernel) {
+    return cast_answer();
+  }
   if (const std::optional<Variant> variant = variant_from_name(kernel)) {
     return role_answer(*variant);
   }

@@ -72,7 +72,27 @@ std::string prelude(const ResidentVariant& variant, const std::string& entry) {
       "}\n");
 }
 
+plan::KernelSource cast_source() {
+  plan::KernelSource made;
+  made.arch = Arch::kSm90a;
+  made.kernel = kCastKernel;
+  made.entry = plan::entry_symbol(kCastKernel);
+  made.num_threads = kCastThreads;
+  made.prelude =
+      cat("#include \"kernels/decode_gemv/device/cast.cuh\"\n"
+          "using namespace moekit::kernels::decode_gemv;\n"
+          "extern \"C\" __global__ void __launch_bounds__(kCastThreads)\n",
+          made.entry,
+          "(const __grid_constant__ CastArgs args) {\n"
+          "  cast(args);\n"
+          "}\n");
+  return made;
+}
+
 Result<plan::KernelSource> source(std::string_view kernel) {
+  if (kernel == kCastKernel) {
+    return cast_source();
+  }
   const std::optional<Variant> variant = variant_from_name(kernel);
   const std::optional<ResidentVariant> resident = resident_from_name(kernel);
   if (!variant.has_value() && !resident.has_value()) {
@@ -108,6 +128,7 @@ std::vector<plan::KernelSource> catalog(Arch arch) {
   if (arch != Arch::kSm90a) {
     return sources;
   }
+  sources.push_back(cast_source());
   for (const std::int32_t group_size : {16, 32}) {
     const std::vector<Variant> gate_ups = variants_of(Role::kGateUp, group_size);
     const std::vector<Variant> downs = variants_of(Role::kDown, group_size);
@@ -179,8 +200,13 @@ void set_weights(const plan::CudaCall& call, Role role, Args& args) {
 
 void set_tensors(const plan::CudaCall& call, Args& args) {
   const RunArguments& arguments = *call.arguments;
-  args.x = reinterpret_cast<const device::u16*>(row_of(arguments.x, call.token_begin));
-  args.x_stride = arguments.x.strides[0];
+  if (arguments.x.dtype == DType::kBf16) {
+    args.x = reinterpret_cast<const device::u16*>(row_of(arguments.x, call.token_begin));
+    args.x_stride = arguments.x.strides[0];
+  } else {
+    args.x = call.slice<device::u16>(SliceId::kXOperand);
+    args.x_stride = call.plan->problem.hidden_size;
+  }
   args.intermediate = call.slice<device::u16>(SliceId::kIntermediate);
   args.spill = call.slice<float>(SliceId::kScratch);
   args.out = row_of(arguments.out, call.token_begin);
@@ -289,7 +315,23 @@ Status launch_resident(const plan::CudaCall& call,
   return {};
 }
 
+Status launch_cast(const plan::CudaCall& call, plan::Launch& out) {
+  CastArgs args{};
+  args.x = row_of(call.arguments->x, call.token_begin);
+  args.x_stride = call.arguments->x.strides[0];
+  args.operand = call.slice<device::u16>(SliceId::kXOperand);
+  args.num_tokens = static_cast<std::int32_t>(call.num_tokens);
+  args.hidden = static_cast<std::int32_t>(call.plan->problem.hidden_size);
+  args.type = io_type(call.arguments->x.dtype);
+  out.geometry.grid.y = call.num_tokens;
+  out.arguments.set(args);
+  return {};
+}
+
 Status launch(const plan::CudaCall& call, plan::Launch& out) {
+  if (call.step->kernel == kCastKernel) {
+    return launch_cast(call, out);
+  }
   if (const std::optional<Variant> variant = variant_from_name(call.step->kernel)) {
     return launch_role(call, *variant, out);
   }
@@ -303,8 +345,8 @@ Status launch(const plan::CudaCall& call, plan::Launch& out) {
 Status check_call(const plan::CudaCall& call) {
   constexpr std::int64_t kRowBytes = 16;
   const TensorView& x = call.arguments->x;
-  if (x.shape[0] == 0) {
-    return {};
+  if (x.shape[0] == 0 || x.dtype != DType::kBf16) {
+    return {};  // the step that casts x reads element by element
   }
   const std::int64_t stride_bytes = x.strides[0] * dtype_bits(x.dtype) / 8;
   if (reinterpret_cast<std::uintptr_t>(x.data) % kRowBytes != 0 ||

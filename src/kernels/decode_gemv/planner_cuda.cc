@@ -102,9 +102,6 @@ std::string refused_problem(const plan::FamilyContext& context, std::int64_t m_m
                recipe_info(problem.recipe).name,
                ", kernels on sm_90a exist for w4a16_nvfp4 and w4a16_mxfp4");
   }
-  if (problem.io_dtype != DType::kBf16) {
-    return cat("io_dtype ", dtype_name(problem.io_dtype), ", kernels on sm_90a take bf16");
-  }
   if (problem.batch_invariant) {
     return "batch_invariant: down splits K over a cluster by the routes of the whole call";
   }
@@ -196,6 +193,17 @@ Step step_for(const RoleChoice& choice, bool pdl_edge) {
   return step;
 }
 
+Step cast_step(std::int64_t hidden, std::int64_t num_tokens) {
+  Step step;
+  step.family = "decode_gemv";
+  step.kernel = kCastKernel;
+  step.grid = {
+      (hidden + kCastThreads - 1) / kCastThreads, std::max<std::int64_t>(1, num_tokens), 1};
+  step.block.x = kCastThreads;
+  step.status = StepStatus::kCompiled;
+  return step;
+}
+
 Step resident_step(const Choices& choices) {
   const ResidentVariant variant{choices.gate_up.variant, choices.down.variant};
   Step step;
@@ -261,7 +269,10 @@ std::vector<plan::SliceRequest> slices_cuda(const plan::FamilyContext& context,
       choices.has_value()
           ? spill_bytes(choices->down, shape, std::min(context.rung_tokens, num_tokens))
           : 0;
+  const std::int64_t operand =
+      problem.io_dtype == DType::kBf16 ? 0 : num_tokens * problem.hidden_size * 2;
   return {
+      {plan::SliceId::kXOperand, operand},
       {plan::SliceId::kIntermediate, num_tokens * problem.top_k * problem.intermediate_size * 2},
       {plan::SliceId::kGridBarrier, context.overrides.resident && num_tokens > 0 ? 4 : 0},
       {plan::SliceId::kScratch, num_tokens == 0 ? 0 : spill}};
@@ -272,10 +283,18 @@ std::vector<Step> lower_cuda(const plan::FamilyContext& context, std::int64_t m_
   if (!choices.has_value()) {
     return {};  // check has refused it
   }
-  if (context.overrides.resident) {
-    return {resident_step(*choices)};
+  std::vector<Step> steps;
+  if (context.problem.io_dtype != DType::kBf16) {
+    steps.push_back(cast_step(context.problem.hidden_size, m_max));
   }
-  return {step_for(choices->gate_up, context.overrides.pdl_first), step_for(choices->down, true)};
+  if (context.overrides.resident) {
+    steps.push_back(resident_step(*choices));
+  } else {
+    steps.push_back(step_for(choices->gate_up, false));
+    steps.push_back(step_for(choices->down, true));
+  }
+  steps.front().pdl_edge = context.overrides.pdl_first;
+  return steps;
 }
 
 }  // namespace moekit::kernels::decode_gemv

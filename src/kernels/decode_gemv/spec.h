@@ -54,6 +54,7 @@ struct SmemShape {
   device::i32 ring_bytes = 0;
 };
 
+constexpr device::i32 kCastThreads = 256;  // of a block; a block has as many columns of one token
 constexpr device::i32 kStaticSmemBytes = 2560;  // kept for barriers and a few words
 constexpr device::i32 kMaxTokens = 64;
 constexpr device::i32 kMaxWarps = 32;

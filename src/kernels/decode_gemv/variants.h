@@ -46,6 +46,9 @@ struct ResidentVariant {
 [[nodiscard]] std::string kernel_name(const ResidentVariant& variant);
 [[nodiscard]] std::optional<ResidentVariant> resident_from_name(std::string_view kernel) noexcept;
 
+/// Makes x of another type BF16.
+inline constexpr std::string_view kCastKernel = "decode_gemv.any.cast_t256.sm90a";
+
 /// Pairs that kernels exist of: of few tokens, where a launch is a part of the time.
 inline constexpr std::int32_t kResidentColumns = 8;
 
