@@ -16,8 +16,8 @@
 
 #include "base/text.h"
 #include "runtime/device_stage.h"
-#include "runtime/gpu_layer.h"
 #include "runtime/state.h"
+#include "runtime/test_gpu_layer.h"
 
 namespace moekit {
 namespace {
