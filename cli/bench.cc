@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // moekit bench: time of a whole layer, after its output was checked, beside a linear read of as
-// many bytes.
+// many bytes and the rate of dot products in registers.
 
 #include <algorithm>
 #include <chrono>
@@ -16,10 +16,10 @@
 
 #include "cli/aligned_buffer.h"
 #include "cli/bench_case.h"
+#include "cli/bench_probe.h"
 #include "cli/layer_call.h"
 #include "cli/options.h"
 #include "cli/random_inputs.h"
-#include "cli/read_probe.h"
 #include "cli/subject.h"
 #include "cli/verbs.h"
 
@@ -39,7 +39,7 @@ struct BenchLayer {
   std::optional<RandomExperts> random_experts{};
   std::vector<PackedExperts> copies{};
   Runtime runtime;
-  ReadProbe probe;
+  BenchProbe probe;
 
   [[nodiscard]] const ExpertsSource& source() const {
     return subject.layer ? subject.layer->source : random_experts->source();
@@ -87,7 +87,7 @@ Result<BenchLayer> build_layer(Console& console, const BenchOptions& options) {
     MOEKIT_ASSIGN_OR_RETURN(random_experts, RandomExperts::make(plan.problem(), random));
   }
   MOEKIT_ASSIGN_OR_RETURN(Runtime runtime, create_runtime(options.layer));
-  MOEKIT_ASSIGN_OR_RETURN(ReadProbe probe, ReadProbe::create(runtime.num_threads()));
+  MOEKIT_ASSIGN_OR_RETURN(BenchProbe probe, BenchProbe::create(runtime.num_threads()));
   BenchLayer layer{
       std::move(subject), std::move(random_experts), {}, std::move(runtime), std::move(probe)};
   const std::int64_t num_copies = copies_wanted(plan->prepare.packed_bytes);
@@ -151,7 +151,7 @@ class Rotation {
     return std::chrono::duration<double, std::micro>(end - start).count();
   }
 
-  /// A block of timed calls, then as many linear reads of as many bytes.
+  /// A block of timed calls, then as many linear reads of as many bytes, then dot products.
   Status measure_block() {
     for (int i = 0; i < kBlock; ++i) {
       MOEKIT_ASSIGN_OR_RETURN(const double us, call());
@@ -161,6 +161,7 @@ class Rotation {
     for (int i = 0; i < kBlock; ++i) {
       result_.probe_gbps.push_back(layer_.probe.gbps(next_probe_bytes()));
     }
+    result_.probe_gflops.push_back(layer_.probe.gflops(layer_.subject.device.isa));
     return {};
   }
 

@@ -31,10 +31,20 @@ struct BenchResult {
   std::vector<double> time_us{};       // one per call
   std::vector<double> active_bytes{};  // weight bytes of the experts that call used
   std::vector<double> probe_gbps{};    // linear reads of as many bytes, interleaved
+  std::vector<double> probe_gflops{};  // dot products in registers, interleaved
 };
 
 /// Median of active_bytes / time, in GB/s.
 [[nodiscard]] Spread layer_gbps(const BenchResult& result);
+
+/// Each of the two limits alone, as the probes of this run have it: the share of the time that the
+/// medians leave to it. 1 means that nothing but this limit can be felt.
+struct BoundFractions {
+  double memory = 0.0;
+  double dots = 0.0;
+};
+
+[[nodiscard]] BoundFractions bound_fractions(const BenchResult& result);
 
 /// Weight bytes of one expert as the checkpoint stores it: codes and scales, no padding.
 [[nodiscard]] std::int64_t expert_bytes(const Problem& problem);

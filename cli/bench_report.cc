@@ -18,11 +18,6 @@ Json spread_json(const Spread& spread) {
   return Json{{"median", spread.median}, {"p10", spread.p10}, {"p90", spread.p90}};
 }
 
-double fraction_of_probe(const BenchResult& result) {
-  const double probe = spread_of(result.probe_gbps).median;
-  return probe > 0.0 ? layer_gbps(result).median / probe : 0.0;
-}
-
 double gflops(const BenchResult& result) {
   const double us = spread_of(result.time_us).median;
   return us > 0.0 ? static_cast<double>(result.flops) / us / 1e3 : 0.0;
@@ -48,6 +43,13 @@ Spread layer_gbps(const BenchResult& result) {
     samples.push_back(result.active_bytes[i] / result.time_us[i] / 1e3);
   }
   return spread_of(std::move(samples));
+}
+
+BoundFractions bound_fractions(const BenchResult& result) {
+  const double read = spread_of(result.probe_gbps).median;
+  const double peak = spread_of(result.probe_gflops).median;
+  return {read > 0.0 ? layer_gbps(result).median / read : 0.0,
+          peak > 0.0 ? gflops(result) / peak : 0.0};
 }
 
 std::int64_t expert_bytes(const Problem& problem) {
@@ -82,16 +84,19 @@ std::string bench_text(const BenchResult& result) {
   const Spread probe = spread_of(result.probe_gbps);
   return fmt::format(
       "{:<16} M {:>5}  {:>10.1f} us ({:.1f} .. {:.1f})  {:>6.2f} GB/s of weights, {:.2f} of a "
-      "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s  {} threads, {} calls\n",
+      "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s, {:.2f} of the peak ({:.1f})  {} threads, {} "
+      "calls\n",
       result.subject,
       result.num_tokens,
       time.median,
       time.p10,
       time.p90,
       layer_gbps(result).median,
-      fraction_of_probe(result),
+      bound_fractions(result).memory,
       probe.median,
       gflops(result),
+      bound_fractions(result).dots,
+      spread_of(result.probe_gflops).median,
       result.num_threads,
       result.time_us.size());
 }
@@ -116,8 +121,10 @@ std::string bench_json(const BenchResult& result,
                     {"active_weight_bytes", spread_of(result.active_bytes).median},
                     {"gbps", spread_json(layer_gbps(result))},
                     {"probe_gbps", spread_json(spread_of(result.probe_gbps))},
-                    {"fraction_of_probe", fraction_of_probe(result)},
+                    {"fraction_of_probe", bound_fractions(result).memory},
                     {"gflops", gflops(result)},
+                    {"probe_gflops", spread_json(spread_of(result.probe_gflops))},
+                    {"fraction_of_dot_peak", bound_fractions(result).dots},
                     {"check", report_json(result.check, result.num_tokens)},
                     {"samples_us", result.time_us}});
 }

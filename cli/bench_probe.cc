@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/read_probe.h"
+#include "cli/bench_probe.h"
 
 #include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+
+#include "cli/dot_peak.h"
 
 namespace moekit::cli {
 namespace {
@@ -34,9 +37,12 @@ std::uint64_t read_all(std::span<const std::byte> bytes) {
   return all;
 }
 
+/// Some milliseconds, so that a clock that falls with wide vectors has fallen.
+constexpr int kDotRounds = 500;
+
 }  // namespace
 
-struct ReadProbe::State {
+struct BenchProbe::State {
   explicit State(int count) : num_threads(count), gate(count) {}
 
   ~State() {
@@ -48,15 +54,30 @@ struct ReadProbe::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  void read_part(int index) {
+  void work_part(int index) {
     gate.arrive_and_wait();  // nobody's wake-up time counts
     if (index == 0) {
       start = std::chrono::steady_clock::now();
     }
-    const std::size_t part = bytes.size() / static_cast<std::size_t>(num_threads);
-    const std::uint64_t sum = read_all(bytes.subspan(static_cast<std::size_t>(index) * part, part));
-    sink.fetch_xor(sum, std::memory_order_relaxed);  // keeps the loads alive
+    if (isa.has_value()) {
+      for (int i = 0; i < kDotRounds; ++i) {
+        dot_peak_round(*isa);
+      }
+    } else {
+      const std::size_t part = bytes.size() / static_cast<std::size_t>(num_threads);
+      const std::uint64_t sum =
+          read_all(bytes.subspan(static_cast<std::size_t>(index) * part, part));
+      sink.fetch_xor(sum, std::memory_order_relaxed);  // keeps the loads alive
+    }
     gate.arrive_and_wait();
+  }
+
+  /// All threads at the task that `bytes` and `isa` describe; seconds.
+  double run() {
+    generation.fetch_add(1);
+    generation.notify_all();
+    work_part(0);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
   void work(int index) {
@@ -66,7 +87,7 @@ struct ReadProbe::State {
       if (stopping) {
         return;
       }
-      read_part(index);
+      work_part(index);
     }
   }
 
@@ -76,11 +97,12 @@ struct ReadProbe::State {
   std::atomic<bool> stopping{false};
   std::atomic<std::uint64_t> sink{0};
   std::span<const std::byte> bytes{};
+  std::optional<Isa> isa{};  // set: multiply instead of reading
   std::chrono::steady_clock::time_point start{};
   std::vector<std::jthread> workers{};  // last: joined before the rest is destroyed
 };
 
-Result<ReadProbe> ReadProbe::create(int num_threads) {
+Result<BenchProbe> BenchProbe::create(int num_threads) {
   auto state = std::make_shared<State>(num_threads);
   try {
     for (int i = 1; i < num_threads; ++i) {
@@ -89,17 +111,19 @@ Result<ReadProbe> ReadProbe::create(int num_threads) {
   } catch (const std::system_error& error) {
     return out_of_memory(fmt::format("probe thread: {}", error.what()));
   }
-  return ReadProbe(std::move(state));
+  return BenchProbe(std::move(state));
 }
 
-double ReadProbe::gbps(std::span<const std::byte> bytes) {
-  State& state = *state_;
-  state.bytes = bytes;
-  state.generation.fetch_add(1);
-  state.generation.notify_all();
-  state.read_part(0);
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - state.start;
-  return static_cast<double>(bytes.size()) / elapsed.count() / 1e9;
+double BenchProbe::gbps(std::span<const std::byte> bytes) {
+  state_->bytes = bytes;
+  state_->isa.reset();
+  return static_cast<double>(bytes.size()) / state_->run() / 1e9;
+}
+
+double BenchProbe::gflops(Isa isa) {
+  state_->isa = isa;
+  const double flops = static_cast<double>(dot_peak_round_flops(isa)) * kDotRounds;
+  return flops * state_->num_threads / state_->run() / 1e9;
 }
 
 }  // namespace moekit::cli

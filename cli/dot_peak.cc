@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/dot_peak.h"
+
+namespace moekit::cli {
+namespace {
+
+/// Repetitions of twelve chains in a round: some ten thousand cycles.
+constexpr int kRepeats = 1000;
+constexpr int kChains = 12;  // more than latency times issue width of any core so far
+
+#if defined(__x86_64__)
+
+// Instructions and not intrinsics: this file has baseline flags. Registers 16 to 31 are unknown to
+// baseline code, so nothing of it is overwritten and no upper halves are left dirty.
+void dot_bf16_round() {
+  __asm__ volatile(
+      "vpxord %%zmm16, %%zmm16, %%zmm16\n\t"
+      "vpxord %%zmm17, %%zmm17, %%zmm17\n\t"
+      ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"
+      "vpxord %%zmm\\sum, %%zmm\\sum, %%zmm\\sum\n\t"
+      ".endr" ::
+          :);
+  for (int i = 0; i < kRepeats; ++i) {
+    __asm__ volatile(
+        ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"
+        "vdpbf16ps %%zmm17, %%zmm16, %%zmm\\sum\n\t"
+        ".endr" ::
+            :);
+  }
+}
+
+void fma_round() {
+  long repeats = kRepeats;
+  __asm__ volatile(
+      ".irp sum, 0,1,2,3,4,5,6,7,8,9,10,11,12,13\n\t"
+      "vxorps %%ymm\\sum, %%ymm\\sum, %%ymm\\sum\n\t"
+      ".endr\n\t"
+      "1:\n\t"
+      ".irp sum, 0,1,2,3,4,5,6,7,8,9,10,11\n\t"
+      "vfmadd231ps %%ymm12, %%ymm13, %%ymm\\sum\n\t"
+      ".endr\n\t"
+      "dec %0\n\t"
+      "jnz 1b\n\t"
+      "vzeroupper"
+      : "+r"(repeats)
+      :
+      : "xmm0",
+        "xmm1",
+        "xmm2",
+        "xmm3",
+        "xmm4",
+        "xmm5",
+        "xmm6",
+        "xmm7",
+        "xmm8",
+        "xmm9",
+        "xmm10",
+        "xmm11",
+        "xmm12",
+        "xmm13",
+        "cc");
+}
+
+#endif
+
+// NOLINTNEXTLINE(modernize-use-using): an alias cannot carry the attribute in both compilers
+typedef float F32x4 __attribute__((vector_size(16)));
+
+/// Multiplies and adds of 16-byte vectors, as the portable body has them.
+void portable_round() {
+  F32x4 sums[kChains] = {};
+  F32x4 weight = {1.0F, 0.5F, 0.25F, 0.125F};
+  __asm__("" : "+m"(weight));  // unknown to the compiler
+  for (int i = 0; i < kRepeats; ++i) {
+    for (F32x4& sum : sums) {
+      sum = sum * weight + weight;
+    }
+  }
+  __asm__ volatile("" ::"m"(sums));
+}
+
+}  // namespace
+
+std::int64_t dot_peak_round_flops(Isa isa) {
+  constexpr std::int64_t kInstructions = std::int64_t{kRepeats} * kChains;
+#if defined(__x86_64__)
+  switch (isa) {
+    case Isa::kAvx512:
+      return kInstructions * 64;
+    case Isa::kAvx2:
+      return kInstructions * 16;
+    case Isa::kPortable:
+      break;
+  }
+#else
+  static_cast<void>(isa);
+#endif
+  return kInstructions * 8;
+}
+
+void dot_peak_round(Isa isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case Isa::kAvx512:
+      return dot_bf16_round();
+    case Isa::kAvx2:
+      return fma_round();
+    case Isa::kPortable:
+      break;
+  }
+#else
+  static_cast<void>(isa);
+#endif
+  portable_round();
+}
+
+}  // namespace moekit::cli
