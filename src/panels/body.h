@@ -19,7 +19,7 @@
 namespace moekit::panels {
 
 /// Tokens that one dot call takes at most, over all bodies.
-inline constexpr std::int64_t kMaxTileTokens = 8;
+inline constexpr std::int64_t kMaxTileTokens = 16;
 inline constexpr std::int64_t kPanelRows = 16;
 
 /// sums[panel][token][row] = Σ_k weight[row, k] * operand[token, k] in f32, block scales applied,

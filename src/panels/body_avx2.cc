@@ -41,6 +41,11 @@ struct Avx2 {
   static constexpr int kPartsTogether = kTokens <= 2 ? 2 : 1;
   // 4 tokens: 8 sums, 2 weights, 1 operand and 4 constants fill the 16 registers.
   static constexpr int kMaxTokens = 4;
+  // One token: two groups and both parts give 8 chains, what two FMA of 4 cycles need.
+  template <int kTokens>
+  static constexpr int kGroupsTogether = kTokens == 1   ? 2
+                                         : kTokens == 2 ? 1
+                                                        : 0;
 
   static Sums zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 
@@ -146,6 +151,19 @@ struct Avx2 {
     add_nibbles<kPartCount, kTokens>(constants, codes, x + 2, x_stride, sums);
   }
 
+  template <i64 kGroupCols, int kGroups, int kTokens>
+  static void add_groups(const Constants& constants,
+                         const std::byte* line,
+                         const float* x,
+                         i64 x_stride,
+                         TileSums<Avx2, kTokens>* sums) {
+    constexpr i64 kGroupBytes = kGroupCols / kPanel16StepCols * kPanel16LineBytes;
+    for (i64 i = 0; i < kGroups * kParts; ++i) {
+      const std::byte* part = line + i / kParts * kGroupBytes + i % kParts * 32;
+      add_codes<1, kTokens>(constants, part, x + i / kParts * kGroupCols, x_stride, sums + i);
+    }
+  }
+
   // Rows come in order here: `low` sums even columns, `high` odd columns.
   template <int kTokens>
   static void add_bf16(const std::byte* lines, i64 part, const float* x, i64 x_stride, Sums* sums) {
@@ -190,15 +208,21 @@ struct Avx2 {
     }
   }
 
-  // Rows in order, as add_bf16 sums them.
+  // int4: rows in order, as add_bf16 sums them. E4M3: each row in two lanes, as add_e4m3 does.
   template <Panel16Element kElement>
   static Scale wide_scale(const std::byte* words, i64 part) {
     __m256i rows = load(words + part * 32);
     if constexpr (kElement == Panel16Element::kInt4) {
       const __m256i bits = _mm256_set1_epi32(device::kPanel16ZeroPointBits);
       rows = _mm256_andnot_si256(bits, rows);
+      return {_mm256_castsi256_ps(rows), _mm256_castsi256_ps(rows)};
+    } else {
+      const __m256i low =
+          _mm256_permutevar8x32_epi32(rows, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+      const __m256i high =
+          _mm256_permutevar8x32_epi32(rows, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
+      return {_mm256_castsi256_ps(low), _mm256_castsi256_ps(high)};
     }
-    return {_mm256_castsi256_ps(rows), _mm256_castsi256_ps(rows)};
   }
 
   static Sums scaled(const Sums& sums, float factor) {
@@ -231,21 +255,34 @@ struct Avx2 {
     }
   }
 
-  // The bits of an E4M3 stand in an f16 three places lower in the exponent's range: f16 has bias
-  // 15, E4M3 has 7, so the f16 reads 2^-8 of the value, subnormals included.
-  static __m256 e4m3_values(const std::byte* bytes) {
-    const __m128i codes =
-        _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
-    const __m128i magnitude = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x7F)), 7);
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(codes, _mm_set1_epi16(0x80)), 8);
-    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(magnitude, sign)), _mm256_set1_ps(256.0F));
+  // The bits of an E4M3 stand in an f16 one place lower, its exponent four bits of five: f16 has
+  // bias 15, E4M3 has 7, so the f16 reads 2^-8 of the value, subnormals included. `words` has the
+  // E4M3 in the high byte of each half.
+  static Sums e4m3_values(__m256i words) {
+    const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(words, 1),
+                                            _mm256_set1_epi16(static_cast<short>(0xBF80)));
+    const __m256 unit = _mm256_set1_ps(256.0F);
+    return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), unit),
+            _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), unit)};
+  }
+
+  // `low` sums rows 0 to 3 of the part, `high` rows 4 to 7, even and odd columns side by side.
+  template <int kTokens>
+  static void add_e4m3(const std::byte* lines, i64 part, const float* x, i64 x_stride, Sums* sums) {
+    for (i64 line = 0; line < 2; ++line) {
+      const __m256i words = load(lines + line * kPanel16LineBytes + part * 32);
+      add_e4m3_pair<kTokens>(
+          e4m3_values(_mm256_slli_epi16(words, 8)), x + line * 4, x_stride, sums);
+      add_e4m3_pair<kTokens>(e4m3_values(words), x + line * 4 + 2, x_stride, sums);
+    }
   }
 
   template <int kTokens>
-  static void add_e4m3(const std::byte* lines, i64 part, const float* x, i64 x_stride, Sums* sums) {
-    for (i64 col = 0; col < kPanel16StepCols; col += 2) {
-      const std::byte* at = lines + col * kPanelRows + part * 8;
-      add_columns<kTokens>(e4m3_values(at), e4m3_values(at + kPanelRows), x + col, x_stride, sums);
+  static void add_e4m3_pair(const Sums& weights, const float* x, i64 x_stride, Sums* sums) {
+    for (int t = 0; t < kTokens; ++t) {
+      const __m256 pair = broadcast_pair(x + t * x_stride);
+      sums[t].low = _mm256_fmadd_ps(weights.low, pair, sums[t].low);
+      sums[t].high = _mm256_fmadd_ps(weights.high, pair, sums[t].high);
     }
   }
 
@@ -257,6 +294,18 @@ struct Avx2 {
   static void store_codes(const Sums& sums, i64 part, float* out) {
     // Adds neighbouring lanes and leaves rows 0 1 2 3 | 4 5 6 7.
     _mm256_storeu_ps(out + part * 8, _mm256_hadd_ps(sums.low, sums.high));
+  }
+
+  template <Panel16Element kElement>
+  static void store_wide(const Sums& sums, i64 part, float* out) {
+    if constexpr (kElement == Panel16Element::kE4m3) {
+      // Rows 0 1 4 5 | 2 3 6 7.
+      const __m256 rows = _mm256_hadd_ps(sums.low, sums.high);
+      const __m256d in_order = _mm256_permute4x64_pd(_mm256_castps_pd(rows), 0xD8);
+      _mm256_storeu_ps(out + part * 8, _mm256_castpd_ps(in_order));
+    } else {
+      store_bf16(sums, part, out);
+    }
   }
 
   static void store_bf16(const Sums& sums, i64 part, float* out) {

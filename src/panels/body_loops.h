@@ -12,16 +12,22 @@
 //   kPartsTogether<T>             parts whose sums fit the registers at once for T tokens
 //   Constants                     tables and masks, made once per panel
 //   kMaxTokens
+//   kGroupsTogether<T>            scale groups of a whole block of codes that are summed side by
+//                                 side; 0: one part of one group after the other, by add_codes
+//   add_groups<C, G, T>(constants, line, x, stride, sums[G * kParts][T])   += 8 columns of codes of
+//                                 all parts of G groups of C columns, the first group's given
 //   zero()                        Sums
 //   add_codes<P, T>(constants, line, x, stride, sums[P][T])   += 8 columns of codes of P parts
 //   add_bf16<T>(lines, part, x, stride, sums[T])              += 8 columns of bf16
 //   scale<Element>(bytes, part)   a Scale from 16 stored scale bytes
 //   zero_points<Element>(words, part), wide_scale<Element>(words, part)   from 16 stored f32 words
 //   add_int4<T>(lines, part, zeros, x, stride, sums[T]), add_e4m3<T>(...)   += 8 columns, in the
-//                                 order of add_bf16
+//                                 order of sums that wide_scale<Element> knows
 //   scaled(sums, factor)          sums * factor
 //   multiply_add(sums, scale, total)  total + sums * scale
-//   store_codes, store_bf16(sums, part, out)   the 16 / kParts row sums of this part, at its rows
+//   store_codes, store_bf16, store_wide<Element>(sums, part, out)   the 16 / kParts row sums of
+//   this
+//                                 part, at its rows
 
 #include <cstring>
 
@@ -89,18 +95,97 @@ void add_group(const typename Simd::Constants& constants,
   }
 }
 
+/// A whole block of codes: `kPanel16BlockGroups` whole groups.
+template <typename Simd>
+struct Block {
+  const std::byte* lines;   // of its first step
+  const std::byte* scales;  // of its first group
+  const typename Simd::Operand* x;
+  i64 x_stride;
+};
+
+/// Sums several groups side by side. Each starts from zero and the totals take them in ascending
+/// order, so that no bit differs from one group after the other.
+template <typename Simd, Panel16Element kElement, int kTokens>
+void add_block(const typename Simd::Constants& constants,
+               const Block<Simd>& block,
+               TileSums<Simd, kTokens>* total) {
+  constexpr int kGroups = Simd::template kGroupsTogether<kTokens>;
+  constexpr i64 kGroupCols = device::panel16_own_group_cols(kElement);
+  constexpr i64 kGroupSteps = kGroupCols / kPanel16StepCols;
+  constexpr i64 kPartRows = device::kPanel16Rows / Simd::kParts;
+  for (i64 first = 0; first < device::kPanel16BlockGroups; first += kGroups) {
+    TileSums<Simd, kTokens> sums[kGroups * Simd::kParts];
+    for (TileSums<Simd, kTokens>& tile : sums) {
+      tile = zero_tile<Simd, kTokens>();
+    }
+    const std::byte* lines = block.lines + first * kGroupSteps * kPanel16LineBytes;
+    const typename Simd::Operand* x = block.x + first * kGroupCols;
+    for (i64 step = 0; step < kGroupSteps; ++step) {
+      Simd::template add_groups<kGroupCols, kGroups, kTokens>(constants,
+                                                              lines + step * kPanel16LineBytes,
+                                                              x + step * kPanel16StepCols,
+                                                              block.x_stride,
+                                                              sums);
+    }
+    for (int i = 0; i < kGroups * Simd::kParts; ++i) {
+      const i64 group = first + i / Simd::kParts;
+      const int part = i % Simd::kParts;
+      const typename Simd::Scale scale = Simd::template scale<kElement>(
+          block.scales + group * device::kPanel16Rows + part * kPartRows, 0);
+      for (int t = 0; t < kTokens; ++t) {
+        total[part].at[t] = Simd::multiply_add(sums[i].at[t], scale, total[part].at[t]);
+      }
+    }
+  }
+}
+
+/// The groups of one block that lie in [step, last), one after the other.
+template <typename Simd, Panel16Element kElement, int kTokens>
+void add_some_groups(const typename Simd::Constants& constants,
+                     const Panel16Shape& shape,
+                     Block<Simd> block,
+                     i64 step,
+                     i64 last,
+                     TileSums<Simd, kTokens>* total) {
+  constexpr i64 kOwnGroupSteps = device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+  constexpr int kTogether = Simd::template kPartsTogether<kTokens>;
+  constexpr i64 kPartRows = device::kPanel16Rows / Simd::kParts;
+  constexpr i64 kPartBytes = kPanel16LineBytes / Simd::kParts;
+  const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
+  while (step < last) {
+    const i64 left = device::round_up(step + 1, group_steps) - step;
+    const i64 steps = left < last - step ? left : last - step;
+    for (i64 part = 0; part < Simd::kParts; part += kTogether) {
+      Group<Simd> group{block.lines + part * kPartBytes,
+                        block.scales + part * kPartRows,
+                        steps,
+                        block.x,
+                        block.x_stride};
+      if (steps == kOwnGroupSteps) {
+        group.steps = kOwnGroupSteps;  // the common case: a constant trip count unrolls
+        add_group<Simd, kElement, kTokens>(constants, group, total + part);
+      } else {
+        add_group<Simd, kElement, kTokens>(constants, group, total + part);
+      }
+    }
+    block.scales += device::kPanel16Rows;
+    block.lines += steps * kPanel16LineBytes;
+    block.x += steps * kPanel16StepCols;
+    step += steps;
+  }
+}
+
 template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_code_panel(const std::byte* panel,
                     const Panel16Shape& shape,
                     const typename Simd::Operand* x,
                     i64 x_stride,
                     float* sums) {
-  constexpr i64 kOwnGroupSteps = device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+  constexpr i64 kBlockSteps =
+      device::kPanel16BlockGroups * device::panel16_own_group_cols(kElement) / kPanel16StepCols;
   const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
   const i64 block_steps = device::panel16_steps_per_block(shape);
-  constexpr int kTogether = Simd::template kPartsTogether<kTokens>;
-  constexpr i64 kPartRows = device::kPanel16Rows / Simd::kParts;
-  constexpr i64 kPartBytes = kPanel16LineBytes / Simd::kParts;
   const typename Simd::Constants constants = Simd::constants();
   TileSums<Simd, kTokens> total[Simd::kParts];
   for (i64 part = 0; part < Simd::kParts; ++part) {
@@ -113,23 +198,19 @@ void dot_code_panel(const std::byte* panel,
     panel += kPanel16LineBytes;
     const i64 block_end = device::round_up(step + 1, block_steps);
     const i64 last = block_end < end ? block_end : end;
-    while (step < last) {
-      const i64 left = device::round_up(step + 1, group_steps) - step;
-      const i64 steps = left < last - step ? left : last - step;
-      for (i64 part = 0; part < Simd::kParts; part += kTogether) {
-        Group<Simd> group{panel + part * kPartBytes, scales + part * kPartRows, steps, x, x_stride};
-        if (steps == kOwnGroupSteps) {
-          group.steps = kOwnGroupSteps;  // the common case: a constant trip count unrolls
-          add_group<Simd, kElement, kTokens>(constants, group, total + part);
-        } else {
-          add_group<Simd, kElement, kTokens>(constants, group, total + part);
-        }
+    const Block<Simd> block{panel, scales, x, x_stride};
+    if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
+      if (block_steps == kBlockSteps && last - step == kBlockSteps) {
+        add_block<Simd, kElement, kTokens>(constants, block, total);
+      } else {
+        add_some_groups<Simd, kElement, kTokens>(constants, shape, block, step, last, total);
       }
-      scales += device::kPanel16Rows;
-      panel += steps * kPanel16LineBytes;
-      x += steps * kPanel16StepCols;
-      step += steps;
+    } else {
+      add_some_groups<Simd, kElement, kTokens>(constants, shape, block, step, last, total);
     }
+    panel += (last - step) * kPanel16LineBytes;
+    x += (last - step) * kPanel16StepCols;
+    step = last;
   }
   for (int t = 0; t < kTokens; ++t) {
     for (i64 part = 0; part < Simd::kParts; ++part) {
@@ -203,7 +284,7 @@ void dot_wide_panel(const std::byte* panel,
   }
   for (int t = 0; t < kTokens; ++t) {
     for (i64 part = 0; part < Simd::kParts; ++part) {
-      Simd::store_bf16(total[part].at[t], part, sums + t * kPanelRows);
+      Simd::template store_wide<kElement>(total[part].at[t], part, sums + t * kPanelRows);
     }
   }
 }

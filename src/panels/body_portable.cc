@@ -64,6 +64,8 @@ struct Portable {
   template <int>
   static constexpr int kPartsTogether = 1;
   static constexpr int kMaxTokens = 4;
+  template <int>
+  static constexpr int kGroupsTogether = 0;
 
   static Sums zero() { return {}; }
 
@@ -218,19 +220,21 @@ struct Portable {
     }
   }
 
+  // Of four rows, whose words lie side by side.
   static F32x4 e4m3_values(const std::byte* bytes) {
     return F32x4{kE4m3Table[static_cast<std::size_t>(bytes[0])],
-                 kE4m3Table[static_cast<std::size_t>(bytes[1])],
-                 kE4m3Table[static_cast<std::size_t>(bytes[2])],
-                 kE4m3Table[static_cast<std::size_t>(bytes[3])]};
+                 kE4m3Table[static_cast<std::size_t>(bytes[4])],
+                 kE4m3Table[static_cast<std::size_t>(bytes[8])],
+                 kE4m3Table[static_cast<std::size_t>(bytes[12])]};
   }
 
   template <int kTokens>
   static void add_e4m3(
       const std::byte* lines, i64 /*part*/, const float* x, i64 x_stride, Sums* sums) {
     for (i64 col = 0; col < kPanel16StepCols; ++col) {
+      const std::byte* column = lines + col / 4 * kPanel16LineBytes + (col % 2) * 2 + (col % 4) / 2;
       for (i64 v = 0; v < 4; ++v) {
-        const F32x4 weights = e4m3_values(lines + col * kPanelRows + v * 4);
+        const F32x4 weights = e4m3_values(column + v * 16);
         for (int t = 0; t < kTokens; ++t) {
           sums[t].at[v + 4 * (col % 2)] += weights * x[t * x_stride + col];
         }
@@ -251,6 +255,11 @@ struct Portable {
       out[2 * v] = sums.at[v][0] + sums.at[v][1];
       out[2 * v + 1] = sums.at[v][2] + sums.at[v][3];
     }
+  }
+
+  template <Panel16Element>
+  static void store_wide(const Sums& sums, i64 part, float* out) {
+    store_bf16(sums, part, out);
   }
 
   static void store_bf16(const Sums& sums, i64 /*part*/, float* out) {

@@ -21,9 +21,11 @@ using plan::SliceId;
 constexpr std::int64_t kLineBytes = 64;
 constexpr std::int64_t kKib = 1024;
 
-// Operands of one expert's tokens stay in half an L2 of 512 KiB (Zen 3; later cores have more), and
-// on machines of many threads all of them together in 8 MiB of workspace.
-constexpr std::int64_t kOperandBytes = 256 * kKib;
+// Operands of one expert's tokens stay in half an L2, the other half is for panels passing by; on
+// machines of many threads all of them together in 8 MiB of workspace. Without a known L2: that of
+// the smallest server cores. More rows than the most save nothing: at 64 a weight read again from
+// memory costs a hundredth of its dot products.
+constexpr std::int64_t kOperandBytesUnknownL2 = 256 * kKib;
 constexpr std::int64_t kOperandBytesOfAll = 8 * kKib * kKib;
 constexpr std::int64_t kMostOperandRows = 64;
 // Sums of the down step: one block of output rows for every route, in the same way.
@@ -169,8 +171,11 @@ void dot_tiles(const StepContext& context,
                std::int64_t num_panels,
                Sink sink) {
   alignas(kLineBytes) float sums[2 * kMaxTileTokens * kPanelRows];
-  for (std::int64_t first = 0; first < loaded.count; first += context.body.max_tokens) {
-    const std::int64_t tokens = std::min(context.body.max_tokens, loaded.count - first);
+  // Tiles of one size, give or take a token: 9 and 8 cost less than 16 and a 1 that decodes all.
+  const std::int64_t num_tiles = device::ceil_div(loaded.count, context.body.max_tokens);
+  std::int64_t first = 0;
+  for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
+    const std::int64_t tokens = device::ceil_div(loaded.count - first, num_tiles - tile);
     context.body.dot(
         {panels,
          num_panels,
@@ -182,6 +187,7 @@ void dot_tiles(const StepContext& context,
          context.operand_scales(loaded.operands + first * context.scratch.operand_row_bytes),
          context.scratch.operand_row_bytes / 4});
     sink(first, tokens, sums);
+    first += tokens;
   }
 }
 
@@ -374,7 +380,8 @@ ScratchLayout scratch_layout(const Problem& problem,
   layout.operand_row_bytes = operand_row_bytes(
       std::max(problem.hidden_size, problem.intermediate_size), problem.recipe, device.isa);
   const std::int64_t operand_budget =
-      std::min(kOperandBytes, kOperandBytesOfAll / layout.num_workers);
+      std::min(device.l2_per_core_bytes > 0 ? device.l2_per_core_bytes / 2 : kOperandBytesUnknownL2,
+               kOperandBytesOfAll / layout.num_workers);
   layout.operand_rows = std::min(
       routes,
       std::clamp(operand_budget / layout.operand_row_bytes, std::int64_t{1}, kMostOperandRows));

@@ -25,8 +25,9 @@
 //
 // Scales wider than a byte take 32 bits a row: a block is then one group, its line the f32 scales
 // of 16 rows. int4 keeps the zero point in the low five bits of that word, which an f32 widened
-// from bf16 or f16 leaves clear. E4M3 elements take two lines a step, one byte each, column by
-// column.
+// from bf16 or f16 leaves clear. E4M3 elements take two lines a step of four columns each; row r's
+// word holds columns 0 and 2 of the four in its low half, 1 and 3 in its high half, so that 16-bit
+// lanes are those of bf16 pairs here too.
 
 #include "device/portable.h"
 
@@ -148,8 +149,9 @@ constexpr Panel16Nibble panel16_code_position(const Panel16Shape& shape, i64 row
 /// Where the E4M3 element of (row in panel, column) lies within its panel.
 constexpr i64 panel16_e4m3_position(const Panel16Shape& shape, i64 row, i64 col) {
   const i64 absolute = shape.group_offset + col;
-  return panel16_code_line(shape, absolute / kPanel16StepCols) +
-         absolute % kPanel16StepCols * kPanel16Rows + row;
+  const i64 in_step = absolute % kPanel16StepCols;
+  return panel16_code_line(shape, absolute / kPanel16StepCols) + in_step / 4 * kPanel16LineBytes +
+         row * 4 + (in_step % 2) * 2 + (in_step % 4) / 2;
 }
 
 /// Where the scale (one byte, or four) of (row in panel, group) lies within its panel.
