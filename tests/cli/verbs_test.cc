@@ -411,12 +411,17 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
                    "probe_gbps",
                    "fraction_of_probe",
                    "gflops",
+                   "probe_gflops",
+                   "fraction_of_dot_peak",
                    "check",
                    "samples_us"});
     expect_fields(row.at("time_us"), {"median", "p10", "p90"});
     EXPECT_GE(row.at("samples_us").size(), 10U);
     EXPECT_GT(row.at("time_us").at("median").get<double>(), 0.0);
     EXPECT_GT(row.at("probe_gbps").at("median").get<double>(), 0.0);
+    // No core so far adds fewer than one product or more than 2^9 of them in a nanosecond.
+    EXPECT_GT(row.at("probe_gflops").at("median").get<double>(), 1.0);
+    EXPECT_LT(row.at("probe_gflops").at("median").get<double>(), 2.0 * 2.0 * 512.0);
     EXPECT_EQ(row.at("check").at("passed"), true);
     EXPECT_EQ(row.at("threads"), 2);
     EXPECT_NE(row.at("command").get<std::string>().find("--seconds 0.05"), std::string::npos);

@@ -49,7 +49,7 @@ TEST(CpuPlanning, NamesCarryFamilyRecipeRoleTileAndIsa) {
   EXPECT_TRUE((*plan)->deterministic);
   const auto avx512 = make_plan(qwen(), cpu("avx512"));
   ASSERT_TRUE(avx512.has_value());
-  EXPECT_EQ(kernels_of(*avx512, 1).front(), "decode_gemv.w4a16_nvfp4.gate_up_m8n16.avx512");
+  EXPECT_EQ(kernels_of(*avx512, 1).front(), "decode_gemv.w4a16_nvfp4.gate_up_m16n16.avx512");
   EXPECT_EQ(avx512->rung(1)->steps.front().status, StepStatus::kCompiled);
 }
 
@@ -71,7 +71,7 @@ TEST(CpuPlanning, PinsAreHonouredOrRefusedWithTheLegalValue) {
   EXPECT_NE(refusal({.route_block_rows = 16}).find("route_block_rows=16"), std::string::npos);
   EXPECT_NE(refusal({.resident = true}).find("resident"), std::string::npos);
   EXPECT_NE(refusal({.pdl_first = true}).find("pdl_first"), std::string::npos);
-  EXPECT_NE(refusal({.tile = "m8n16"}).find("is m4n16"), std::string::npos);
+  EXPECT_NE(refusal({.tile = "m16n16"}).find("is m4n16"), std::string::npos);
   EXPECT_TRUE(make_plan(qwen(), cpu("avx2"), {.tile = "m4n16"}).has_value());
   const auto pinned = make_plan(qwen(), cpu("avx2"), {.family = ExecutionFamily::kGrouped});
   ASSERT_TRUE(pinned.has_value());
