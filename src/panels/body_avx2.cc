@@ -158,9 +158,14 @@ struct Avx2 {
                          i64 x_stride,
                          TileSums<Avx2, kTokens>* sums) {
     constexpr i64 kGroupBytes = kGroupCols / kPanel16StepCols * kPanel16LineBytes;
-    for (i64 i = 0; i < kGroups * kParts; ++i) {
-      const std::byte* part = line + i / kParts * kGroupBytes + i % kParts * 32;
-      add_codes<1, kTokens>(constants, part, x + i / kParts * kGroupCols, x_stride, sums + i);
+    for (i64 group = 0; group < kGroups; ++group) {
+      for (i64 part = 0; part < kParts; ++part) {
+        add_codes<1, kTokens>(constants,
+                              line + group * kGroupBytes + part * 32,
+                              x + group * kGroupCols,
+                              x_stride,
+                              sums + group * kParts + part);
+      }
     }
   }
 
@@ -239,9 +244,9 @@ struct Avx2 {
   static void add_int4(
       const std::byte* line, i64 part, __m256 zeros, const float* x, i64 x_stride, Sums* sums) {
     const __m256i words = load(line + part * 32);
-    for (int pair = 0; pair < 4; ++pair) {
-      const __m256 even = nibble_values(words, 4 * pair, zeros);
-      const __m256 odd = nibble_values(words, 16 + 4 * pair, zeros);
+    for (i64 pair = 0; pair < 4; ++pair) {
+      const __m256 even = nibble_values(words, static_cast<int>(4 * pair), zeros);
+      const __m256 odd = nibble_values(words, static_cast<int>(16 + 4 * pair), zeros);
       add_columns<kTokens>(even, odd, x + 2 * pair, x_stride, sums);
     }
   }
