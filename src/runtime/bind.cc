@@ -91,6 +91,51 @@ Status check_dtype(DType have, DType want, std::string_view name) {
   return {};
 }
 
+// Given where the routing asks for it and nowhere else: nothing is dropped silently.
+Status check_presence(std::string_view name, const void* data, bool wanted) {
+  if ((data != nullptr) == wanted) {
+    return {};
+  }
+  return invalid_argument(cat(
+      name,
+      wanted ? " is null, but the routing asks for one" : " given, but the routing asks for none"));
+}
+
+Status check_router_tensors(const Routing& routing,
+                            const RunArguments& arguments,
+                            std::int64_t tokens) {
+  const HashTable& table = arguments.router_hash_table;
+  MOEKIT_RETURN_IF_ERROR(
+      check_presence("correction_bias", arguments.correction_bias, routing.correction_bias));
+  MOEKIT_RETURN_IF_ERROR(
+      check_presence("router_expert_scale", arguments.router_expert_scale, routing.expert_scale));
+  MOEKIT_RETURN_IF_ERROR(check_presence("router_hash_table", table.expert_ids, routing.hash_table));
+  if (!routing.hash_table) {
+    return {};
+  }
+  const TensorView& ids = table.token_ids;
+  if (table.num_rows < 1 || ids.rank != 1 || ids.shape[0] != tokens ||
+      (ids.dtype != DType::kI32 && ids.dtype != DType::kI64)) {
+    return invalid_argument(cat("router_hash_table has ",
+                                table.num_rows,
+                                " rows and token_ids of ",
+                                dtype_name(ids.dtype),
+                                " with rank ",
+                                ids.rank,
+                                " and ",
+                                ids.shape[0],
+                                " elements, expected a table and i32 or i64 [",
+                                tokens,
+                                "]"));
+  }
+  // As one column: rows may stand apart.
+  TensorView column = ids;
+  column.rank = 2;
+  column.shape[1] = 1;
+  column.strides[1] = 1;
+  return check_matrix(column, {"token_ids", tokens, 1});
+}
+
 Status check_routes(const Problem& problem, const RunArguments& arguments, std::int64_t tokens) {
   if (problem.routing.has_value()) {
     const DType dtype = arguments.router_logits.dtype;
@@ -98,34 +143,16 @@ Status check_routes(const Problem& problem, const RunArguments& arguments, std::
       return invalid_argument(
           cat("router_logits have dtype ", dtype_name(dtype), ", expected f32, bf16 or f16"));
     }
-    if (problem.routing->correction_bias && arguments.correction_bias == nullptr) {
-      return invalid_argument("correction_bias is null, but the routing asks for one");
-    }
-    if (problem.routing->expert_scale && arguments.router_expert_scale == nullptr) {
-      return invalid_argument("router_expert_scale is null, but the routing asks for one");
-    }
-    if (problem.routing->hash_table) {
-      const HashTable& table = arguments.router_hash_table;
-      const DType ids = table.token_ids.dtype;
-      if (table.expert_ids == nullptr || table.num_rows < 1 || table.token_ids.rank != 1 ||
-          table.token_ids.shape[0] != tokens || (ids != DType::kI32 && ids != DType::kI64)) {
-        return invalid_argument(cat("router_hash_table has ",
-                                    table.num_rows,
-                                    " rows and token_ids of ",
-                                    dtype_name(ids),
-                                    " with ",
-                                    table.token_ids.shape[0],
-                                    " elements, expected a table and i32 or i64 [",
-                                    tokens,
-                                    "]"));
-      }
-    }
+    MOEKIT_RETURN_IF_ERROR(check_router_tensors(*problem.routing, arguments, tokens));
     return check_matrix(arguments.router_logits,
                         {"router_logits", tokens, num_router_experts(problem)});
   }
-  if (arguments.router_logits.data != nullptr || arguments.correction_bias != nullptr) {
+  if (arguments.router_logits.data != nullptr || arguments.correction_bias != nullptr ||
+      arguments.router_expert_scale != nullptr ||
+      arguments.router_hash_table.expert_ids != nullptr) {
     return invalid_argument(
-        "router_logits or correction_bias given, but the problem has no routing");
+        "router_logits or correction_bias given (or router_expert_scale, router_hash_table), but "
+        "the problem has no routing");
   }
   if (arguments.topk_ids.rank == 0) {
     return invalid_argument("topk_ids are missing, and the problem has no routing");
@@ -193,12 +220,15 @@ Status check_shared(const Problem& problem, const RunArguments& arguments, std::
 Status check_aliasing(const RunArguments& arguments, std::span<std::byte> workspace) {
   const Extent out = extent_of(arguments.out);
   const Extent scratch{workspace.data(), workspace.data() + workspace.size()};
+  TensorView token_ids = arguments.router_hash_table.token_ids;
+  token_ids.shape[1] = token_ids.rank;  // one element a row; none where there are no ids
   const std::pair<std::string_view, Extent> others[] = {
       {"x", extent_of(arguments.x)},
       {"topk_ids", extent_of(arguments.topk_ids)},
       {"topk_weights", extent_of(arguments.topk_weights)},
       {"router_logits", extent_of(arguments.router_logits)},
       {"shared", extent_of(arguments.shared)},
+      {"token_ids", extent_of(token_ids)},
   };
   for (const auto& [name, extent] : others) {
     if (overlap(out, extent)) {

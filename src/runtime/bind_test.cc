@@ -239,6 +239,111 @@ TEST(Bind, EveryMistakeIsNamedWithItsValues) {
   }
 }
 
+// A layer that routes by token id with a scale per expert, ready to be spoiled.
+struct RoutedCall : Call {
+  static Problem problem() {
+    Problem problem = small_problem();
+    problem.routing.emplace();
+    problem.routing->scoring = Scoring::kSqrtSoftplus;
+    problem.routing->num_experts = problem.num_experts;
+    problem.routing->top_k = problem.top_k;
+    problem.routing->expert_scale = true;
+    problem.routing->hash_table = true;
+    return problem;
+  }
+
+  RoutedCall() : Call(problem()) {
+    arguments.topk_ids = {};
+    arguments.topk_weights = {};
+    arguments.router_logits = matrix_view(std::as_const(logits).data(), DType::kF32, 3, 4);
+    arguments.router_expert_scale = scales.data();
+    arguments.router_hash_table = {table.data(), 2, {token_ids.data(), DType::kI64, 1, {3}, {1}}};
+  }
+
+  std::array<float, 12> logits{};
+  std::array<float, 4> scales{1.0F, 2.0F, 3.0F, 4.0F};
+  std::array<std::int32_t, 4> table{0, 1, 2, 3};
+  std::array<std::int64_t, 6> token_ids{0, 1, 0, 1, 1, 1};
+};
+
+struct BadRoutedCall {
+  std::string what;
+  std::function<void(RoutedCall&)> spoil;
+  std::string expected_text;
+};
+
+const std::vector<BadRoutedCall> kBadRoutedCalls = {
+    {"logits null", [](RoutedCall& c) { c.arguments.router_logits.data = nullptr; }, "is null"},
+    {"logits dtype",
+     [](RoutedCall& c) { c.arguments.router_logits.dtype = DType::kE4m3; },
+     "router_logits have dtype e4m3"},
+    {"logits shape",
+     [](RoutedCall& c) { c.arguments.router_logits.shape[1] = 3; },
+     "router_logits has shape [3, 3], expected [3, 4]"},
+    {"no scale",
+     [](RoutedCall& c) { c.arguments.router_expert_scale = nullptr; },
+     "router_expert_scale is null"},
+    {"bias unasked",
+     [](RoutedCall& c) { c.arguments.correction_bias = c.scales.data(); },
+     "correction_bias given, but the routing asks for none"},
+    {"no table",
+     [](RoutedCall& c) { c.arguments.router_hash_table.expert_ids = nullptr; },
+     "router_hash_table is null"},
+    {"table without rows",
+     [](RoutedCall& c) { c.arguments.router_hash_table.num_rows = 0; },
+     "router_hash_table has 0 rows"},
+    {"ids dtype",
+     [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.dtype = DType::kF32; },
+     "token_ids of f32"},
+    {"ids rank",
+     [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.rank = 2; },
+     "with rank 2"},
+    {"ids count",
+     [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.shape[0] = 2; },
+     "and 2 elements, expected a table and i32 or i64 [3]"},
+    {"ids null",
+     [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.data = nullptr; },
+     "token_ids is null"},
+    {"ids unaligned",
+     [](RoutedCall& c) {
+       c.arguments.router_hash_table.token_ids.data =
+           reinterpret_cast<const std::byte*>(c.token_ids.data()) + 4;
+     },
+     "token_ids is not aligned to 8 bytes"},
+    {"ids backwards",
+     [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.strides[0] = -1; },
+     "token_ids has strides [-1, 1]"},
+    {"out in ids",
+     [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.data = c.out.data(); },
+     "out overlaps token_ids"},
+};
+
+TEST(Bind, EveryMistakeOfARoutedCallIsNamed) {
+  ASSERT_GE(kBadRoutedCalls.size(), 14U);
+  for (const BadRoutedCall& bad : kBadRoutedCalls) {
+    RoutedCall call;
+    bad.spoil(call);
+    const Result<Binding> binding = call.bound();
+    ASSERT_FALSE(binding.has_value()) << bad.what;
+    EXPECT_EQ(binding.status().code(), StatusCode::kInvalidArgument) << bad.what;
+    EXPECT_NE(binding.status().message().find(bad.expected_text), std::string_view::npos)
+        << bad.what << ": " << binding.status().to_string();
+  }
+  // Token ids may stand apart; the call itself is good.
+  RoutedCall good;
+  const Result<Binding> binding = good.bound();
+  ASSERT_TRUE(binding.has_value()) << binding.status().to_string();
+  EXPECT_TRUE(run(good.runtime, *binding).ok());
+  RoutedCall strided;
+  strided.token_ids = {0, 7, 1, 7, 0, 7};
+  strided.arguments.router_hash_table.token_ids.strides[0] = 2;
+  ASSERT_TRUE(run(strided.runtime, *strided.bound()).ok());
+  EXPECT_EQ(strided.out, good.out);
+  Call unrouted;
+  unrouted.arguments.router_expert_scale = good.scales.data();
+  EXPECT_NE(unrouted.bound().status().message().find("no routing"), std::string_view::npos);
+}
+
 TEST(Bind, RefusesAnInstructionSetThatThisMachineLacks) {
   const Isa host = host_cpu().isa;
   Call call;
