@@ -166,7 +166,7 @@ Result<CheckpointLayer> gguf_layer(const std::string& architecture,
                                    std::vector<ComposedGgufTensor> tensors,
                                    std::string& file,
                                    Checkpoint::State& state) {
-  constexpr std::uint64_t kExpertsBytes = 2 * 2 * 64 * 64;
+  constexpr std::uint64_t kExpertsBytes = 16384;  // two bf16 experts of 64 x 64
   constexpr std::uint32_t kBf16 = 30;
   std::uint64_t end = 0;
   for (ComposedGgufTensor& tensor : tensors) {
