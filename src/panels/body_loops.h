@@ -46,18 +46,13 @@ using device::Panel16Shape;
 using device::u16;
 using device::u32;
 
-/// How far ahead of the line at hand memory is asked for. With one or two tokens a line is read
-/// faster than the hardware's prefetchers follow: they stop at every page of 4 KiB, and so many
-/// bytes ahead is the page after. Measured at 0, 1 and 4 KiB (README, 8).
+/// How far ahead of the line at hand memory is asked for. The hardware's prefetchers stop at every
+/// page of 4 KiB, and so many bytes ahead is the page after. Measured at 0, 1, 2, 4 and 8 KiB
+/// (README, 8).
 constexpr i64 kPrefetchBytes = 4096;
-/// Beyond, dot products take longer than their weights' way from memory.
-constexpr int kPrefetchTokens = 4;
 
-template <int kTokens>
-void prefetch_ahead(const std::byte* line) {
-  if constexpr (kTokens <= kPrefetchTokens) {
-    __builtin_prefetch(line + kPrefetchBytes);
-  }
+inline void prefetch_ahead(const std::byte* line) {
+  __builtin_prefetch(line + kPrefetchBytes);
 }
 
 template <typename Simd, int kTokens>
@@ -82,6 +77,7 @@ struct Group {
   i64 steps;
   const typename Simd::Operand* x;
   i64 x_stride;
+  bool is_first_part;  // the one that asks for memory
 };
 
 /// Sums the group from zero, scales, and adds to the totals.
@@ -95,8 +91,8 @@ void add_group(const typename Simd::Constants& constants,
     sums[part] = zero_tile<Simd, kTokens>();
   }
   for (i64 step = 0; step < group.steps; ++step) {
-    if constexpr (kTogether == Simd::kParts) {
-      prefetch_ahead<kTokens>(group.lines + step * kPanel16LineBytes);
+    if (group.is_first_part) {
+      prefetch_ahead(group.lines + step * kPanel16LineBytes);
     }
     Simd::template add_codes<kTogether, kTokens>(constants,
                                                  group.lines + step * kPanel16LineBytes,
@@ -140,7 +136,7 @@ void add_block(const typename Simd::Constants& constants,
     const typename Simd::Operand* x = block.x + first * kGroupCols;
     for (i64 step = 0; step < kGroupSteps; ++step) {
       for (i64 group = 0; group < kGroups; ++group) {
-        prefetch_ahead<kTokens>(lines + (group * kGroupSteps + step) * kPanel16LineBytes);
+        prefetch_ahead(lines + (group * kGroupSteps + step) * kPanel16LineBytes);
       }
       Simd::template add_groups<kGroupCols, kGroups, kTokens>(constants,
                                                               lines + step * kPanel16LineBytes,
@@ -181,7 +177,8 @@ void add_some_groups(const typename Simd::Constants& constants,
                         block.scales + part * kPartRows,
                         steps,
                         block.x,
-                        block.x_stride};
+                        block.x_stride,
+                        part == 0};
       if (steps == kOwnGroupSteps) {
         group.steps = kOwnGroupSteps;  // the common case: a constant trip count unrolls
         add_group<Simd, kElement, kTokens>(constants, group, total + part);
@@ -215,7 +212,7 @@ void dot_code_panel(const std::byte* panel,
   const i64 end = step + device::panel16_num_steps(shape);
   while (step < end) {
     const std::byte* scales = panel + (step % block_steps) / group_steps * device::kPanel16Rows;
-    prefetch_ahead<kTokens>(panel);
+    prefetch_ahead(panel);
     panel += kPanel16LineBytes;
     const i64 block_end = device::round_up(step + 1, block_steps);
     const i64 last = block_end < end ? block_end : end;
@@ -282,7 +279,7 @@ void dot_wide_panel(const std::byte* panel,
       for (i64 i = 0; i < steps; ++i) {
         const std::byte* lines = panel + i * kStepBytes;
         for (i64 at = 0; part == 0 && at < kStepBytes; at += kPanel16LineBytes) {
-          prefetch_ahead<kTokens>(lines + at);
+          prefetch_ahead(lines + at);
         }
         if constexpr (kElement == Panel16Element::kInt4) {
           Simd::template add_int4<kTokens>(
@@ -333,7 +330,7 @@ void dot_bf16_panel(const std::byte* panel,
       TileSums<Simd, kTokens> sum = total[part];
       for (i64 step = 0; step < steps; ++step) {
         for (i64 line = 0; part == 0 && line < 4; ++line) {
-          prefetch_ahead<kTokens>(panel + (step * 4 + line) * kPanel16LineBytes);
+          prefetch_ahead(panel + (step * 4 + line) * kPanel16LineBytes);
         }
         Simd::template add_bf16<kTokens>(panel + step * 4 * kPanel16LineBytes,
                                          part,

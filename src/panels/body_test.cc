@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "panels/body.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/cpu_info.h"
+#include "device/numerics/bf16.h"
+#include "device/numerics/e2m1.h"
+#include "device/numerics/e4m3.h"
+#include "device/numerics/e8m0.h"
+
+namespace moekit::panels {
+namespace {
+
+using device::Panel16Element;
+using device::Panel16Shape;
+using std::int64_t;
+
+constexpr int64_t kNumPanels = 2;
+
+/// Two panels of random weights, written through the index maps, and rows of activations.
+class DotCase {
+ public:
+  DotCase(const Panel16Shape& shape, int64_t num_tokens) : shape_(shape), tokens_(num_tokens) {
+    panels_.resize(static_cast<std::size_t>(kNumPanels * device::panel16_panel_bytes(shape)));
+    values_.resize(static_cast<std::size_t>(kNumPanels * kPanelRows * shape.cols));
+    for (int64_t row = 0; row < kNumPanels * kPanelRows; ++row) {
+      fill_row(row);
+    }
+    x_.resize(static_cast<std::size_t>(num_tokens * shape.cols));
+    for (float& value : x_) {
+      const auto unit = static_cast<float>(draw(4001)) / 2000.0F - 1.0F;
+      value = device::bf16_round(std::ldexp(unit, static_cast<int>(draw(6)) - 3));
+    }
+  }
+
+  /// [kNumPanels, count, 16] sums of tokens [first, first + count), one call.
+  std::vector<float> dot(const Body& body, int64_t first, int64_t count) const {
+    const int64_t stride = device::round_up(
+        (device::panel16_num_steps(shape_) + 1) * device::kPanel16StepCols * body.operand_bytes,
+        int64_t{64});
+    std::vector<std::byte> operands(static_cast<std::size_t>(stride * count));
+    for (int64_t t = 0; t < count; ++t) {
+      const OperandRow row{x_.data() + (first + t) * shape_.cols, DType::kF32, shape_.cols};
+      EXPECT_TRUE(body.load_operand(row, shape_, operands.data() + t * stride).finite);
+    }
+    std::vector<float> sums(static_cast<std::size_t>(kNumPanels * count * kPanelRows));
+    body.dot({panels_.data(), kNumPanels, &shape_, operands.data(), stride, count, sums.data()});
+    return sums;
+  }
+
+  /// Σ weight * x in double and Σ |weight * x|.
+  std::pair<double, double> expected(int64_t row, int64_t token) const {
+    double sum = 0.0;
+    double magnitude = 0.0;
+    for (int64_t col = 0; col < shape_.cols; ++col) {
+      const double term =
+          values_[static_cast<std::size_t>(row * shape_.cols + col)] *
+          static_cast<double>(x_[static_cast<std::size_t>(token * shape_.cols + col)]);
+      sum += term;
+      magnitude += std::abs(term);
+    }
+    return {sum, magnitude};
+  }
+
+ private:
+  std::uint32_t draw(std::uint32_t count) { return static_cast<std::uint32_t>(random_() % count); }
+
+  void fill_row(int64_t row) {
+    std::byte* panel = panels_.data() + row / kPanelRows * device::panel16_panel_bytes(shape_);
+    const int64_t in_panel = row % kPanelRows;
+    double scale = 1.0;
+    double zero = 0.0;
+    int64_t scaled_group = -1;
+    for (int64_t col = 0; col < shape_.cols; ++col) {
+      const int64_t group_cols = device::panel16_group_cols(shape_);
+      if (group_cols != 0 && (shape_.group_offset + col) / group_cols != scaled_group) {
+        scaled_group = (shape_.group_offset + col) / group_cols;
+        std::byte* at = panel + device::panel16_scale_position(shape_, in_panel, scaled_group);
+        scale = store_scale(at, &zero);
+      }
+      values_[static_cast<std::size_t>(row * shape_.cols + col)] =
+          (store_element(panel, in_panel, col) - zero) * scale;
+    }
+  }
+
+  // Returns its value; an int4 also gets a zero point.
+  double store_scale(std::byte* at, double* zero) {
+    switch (shape_.element) {
+      case Panel16Element::kNvfp4: {
+        const std::uint32_t code = 1U + draw(0x77);
+        *at = static_cast<std::byte>(device::e5m3_from_e4m3(code));
+        return static_cast<double>(device::e4m3_to_f32(code));
+      }
+      case Panel16Element::kMxfp4: {
+        const std::uint32_t code = 120U + draw(12);
+        *at = static_cast<std::byte>(code);
+        return static_cast<double>(device::e8m0_to_f32(code));
+      }
+      default: {
+        const float scale = device::bf16_round(0.01F + static_cast<float>(draw(100)) / 50.0F);
+        const std::uint32_t point = shape_.element == Panel16Element::kInt4 ? draw(16) : 0U;
+        const std::uint32_t word = device::panel16_int4_word(scale, point);
+        std::memcpy(at, &word, sizeof(word));
+        *zero = static_cast<double>(point);
+        return static_cast<double>(scale);
+      }
+    }
+  }
+
+  double store_element(std::byte* panel, int64_t row, int64_t col) {
+    switch (shape_.element) {
+      case Panel16Element::kBf16: {
+        const auto unit = static_cast<float>(draw(2001)) / 1000.0F - 1.0F;
+        const std::uint16_t bits = device::bf16_from_f32(unit);
+        std::memcpy(panel + device::panel16_bf16_position(row, col), &bits, sizeof(bits));
+        return static_cast<double>(device::bf16_to_f32(bits));
+      }
+      case Panel16Element::kE4m3: {
+        std::uint32_t code = draw(256);
+        code = (code & 0x7FU) == 0x7FU ? 0x08U : code;
+        panel[device::panel16_e4m3_position(shape_, row, col)] = static_cast<std::byte>(code);
+        return static_cast<double>(device::e4m3_to_f32(code));
+      }
+      default: {
+        const std::uint32_t code = draw(16);
+        const device::Panel16Nibble at = device::panel16_code_position(shape_, row, col);
+        panel[at.byte] |= static_cast<std::byte>(code << static_cast<unsigned>(at.shift));
+        return shape_.element == Panel16Element::kInt4
+                   ? static_cast<double>(code)
+                   : static_cast<double>(device::e2m1_to_f32(code));
+      }
+    }
+  }
+
+  Panel16Shape shape_;
+  int64_t tokens_;
+  std::mt19937 random_{7};
+  std::vector<std::byte> panels_;
+  std::vector<double> values_;
+  std::vector<float> x_;
+};
+
+// Whole blocks, short last blocks and groups, shards that begin inside a block, a group or a step.
+constexpr Panel16Shape kShapes[] = {
+    {Panel16Element::kBf16, kPanelRows* kNumPanels, 136, 1, 0, 0},
+    {Panel16Element::kNvfp4, kPanelRows* kNumPanels, 64, 1, 0, 0},
+    {Panel16Element::kNvfp4, kPanelRows* kNumPanels, 232, 1, 0, 0},
+    {Panel16Element::kNvfp4, kPanelRows* kNumPanels, 200, 1, 8, 0},
+    {Panel16Element::kNvfp4, kPanelRows* kNumPanels, 88, 1, 4, 0},
+    {Panel16Element::kMxfp4, kPanelRows* kNumPanels, 512, 1, 0, 0},
+    {Panel16Element::kMxfp4, kPanelRows* kNumPanels, 360, 1, 0, 0},
+    {Panel16Element::kMxfp4, kPanelRows* kNumPanels, 360, 1, 16, 0},
+    {Panel16Element::kInt4, kPanelRows* kNumPanels, 256, 1, 0, 32},
+    {Panel16Element::kInt4, kPanelRows* kNumPanels, 400, 1, 0, 128},
+    {Panel16Element::kInt4, kPanelRows* kNumPanels, 136, 1, 8, 32},
+    {Panel16Element::kE4m3, kPanelRows* kNumPanels, 256, 1, 0, 128},
+    {Panel16Element::kE4m3, kPanelRows* kNumPanels, 200, 1, 72, 128},
+};
+
+std::vector<Isa> testable() {
+  std::vector<Isa> isas;
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    if (static_cast<int>(isa) <= static_cast<int>(base::detect_cpu().isa)) {
+      isas.push_back(isa);
+    }
+  }
+  return isas;
+}
+
+// Every tile of tokens: near the exact sum, and each token with the bits that it has alone.
+TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
+  int64_t judged = 0;
+  for (const Isa isa : testable()) {
+    const Body& body = body_for(isa);
+    for (const Panel16Shape& shape : kShapes) {
+      const DotCase dots(shape, body.max_tokens);
+      std::vector<std::vector<float>> alone;
+      for (int64_t t = 0; t < body.max_tokens; ++t) {
+        alone.push_back(dots.dot(body, t, 1));
+      }
+      for (int64_t count = 1; count <= body.max_tokens; ++count) {
+        SCOPED_TRACE(std::string(isa_name(isa)) + " element " +
+                     std::to_string(static_cast<int>(shape.element)) + " cols " +
+                     std::to_string(shape.cols) + " tokens " + std::to_string(count));
+        const std::vector<float> sums = dots.dot(body, 0, count);
+        for (int64_t i = 0; i < kNumPanels * count * kPanelRows; ++i) {
+          const int64_t panel = i / (count * kPanelRows);
+          const int64_t token = i / kPanelRows % count;
+          const int64_t row = panel * kPanelRows + i % kPanelRows;
+          const float have = sums[static_cast<std::size_t>(i)];
+          EXPECT_EQ(have, alone[static_cast<std::size_t>(token)][static_cast<std::size_t>(row)]);
+          const auto [sum, magnitude] = dots.expected(row, token);
+          // Twice the rounding of every addition: products of one instruction are rounded once or
+          // twice.
+          EXPECT_NEAR(static_cast<double>(have), sum, 0x1p-23 * magnitude * std::sqrt(2.0 * 512));
+          ++judged;
+        }
+        if (testing::Test::HasFailure()) {
+          return;
+        }
+      }
+    }
+  }
+  EXPECT_GE(judged, 4000);  // the portable body alone: 13 shapes, 1 to 4 tokens, 32 rows
+}
+
+}  // namespace
+}  // namespace moekit::panels
