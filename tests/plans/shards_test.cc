@@ -194,7 +194,7 @@ TEST(Shards, PrepareRefusesAnotherOffsetThanThePlans) {
       << message(refused);
 }
 
-// The columns 24..88 of expert 2, packed for `device` and read back.
+// The columns 24..88 of expert 2's down and such rows of its up, packed for `device` and read back.
 void expect_columns_come_back(const std::string& recipe, const DeviceDescriptor& device) {
   LayerUnderTest layer = LayerUnderTest::make("h=40 i=120 e=3 k=1 m=1 recipe=" + recipe);
   Shard shard;
@@ -211,13 +211,20 @@ void expect_columns_come_back(const std::string& recipe, const DeviceDescriptor&
   for (std::int64_t row = 0; row < 40; ++row) {
     ASSERT_TRUE(decode_row(back.down, row, part).ok());
     ASSERT_TRUE(decode_row(layer.weights.prepared.experts[2].down, row, whole).ok());
-    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 24)) << row;
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + 24)) << recipe << " " << row;
+  }
+  std::vector<float> back_row(40);
+  std::vector<float> whole_row(40);
+  for (std::int64_t row = 0; row < 64; ++row) {
+    ASSERT_TRUE(decode_row(back.up, row, back_row).ok());
+    ASSERT_TRUE(decode_row(layer.weights.prepared.experts[2].up, row + 24, whole_row).ok());
+    EXPECT_EQ(back_row, whole_row) << recipe << " " << row;
   }
 }
 
 TEST(Shards, UnpackedShardGivesBackItsColumns) {
-  for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4", "w16a16"}) {
-    expect_columns_come_back(recipe, host_cpu());
+  for (const RecipeInfo& info : kRecipes) {
+    expect_columns_come_back(std::string(info.name), host_cpu());
   }
   for (const char* const recipe : {"w4a16_nvfp4", "w4a16_mxfp4"}) {
     for (const char* const gpu : {"sm_90a", "sm_120a"}) {
