@@ -49,7 +49,10 @@ void LayerUnderTest::prepare() {
   Result<Plan> made = make_plan(problem(), host_cpu(), verify_case.overrides);
   ASSERT_TRUE(made.has_value()) << made.status().to_string();
   plan.emplace(std::move(made).value());
-  Result<PackedExperts> experts = moekit::prepare(*plan, weights.prepared);
+  // One thread: a region of the pool per expert costs more than packing these layers.
+  PrepareOptions options;
+  options.num_threads = 1;
+  Result<PackedExperts> experts = moekit::prepare(*plan, weights.prepared, options);
   ASSERT_TRUE(experts.has_value()) << experts.status().to_string();
   packed = std::move(experts).value();
   workspace = verify::GuardedBuffer(plan->workspace_bytes());
