@@ -54,6 +54,9 @@ class NvrtcFake {
     instance().log = std::move(log);
   }
 
+  /// What compilations say from now on, of registers and shared memory among others.
+  static void set_log(std::string log) { fail_with(0, std::move(log)); }
+
   /// How long a compilation takes: room for races.
   static void take(int milliseconds) {
     const std::lock_guard lock(instance().mutex);
