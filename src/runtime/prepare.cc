@@ -13,6 +13,7 @@
 
 #include "base/border.h"
 #include "base/cpu_info.h"
+#include "base/huge_pages.h"
 #include "base/text.h"
 #include "device/numerics/bf16.h"
 #include "formats/exact_range.h"
@@ -276,6 +277,7 @@ Status place(const plan::PackedLayout& layout,
       ::operator delete (pointer, std::align_val_t{kPackedAlignment});
     });
     state.base = memory;
+    base::wish_huge_pages({memory, static_cast<std::size_t>(state.bytes)});
     return {};
   }
   if (static_cast<std::int64_t>(options.destination.size()) < state.bytes) {
