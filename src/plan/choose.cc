@@ -267,11 +267,21 @@ class LadderBuilder {
     rung_families_.push_back(&family);
   }
 
-  // Running maximum of every slice over the rungs, at most `chunk` tokens at a time.
+  // What a rung's launches take at once where calls are cut into `chunk` tokens.
+  [[nodiscard]] std::int64_t tokens_at_once(const PlanData& plan,
+                                            std::size_t rung,
+                                            std::int64_t chunk) const {
+    const KernelFamily& family = *rung_families_[rung];
+    const std::int64_t m_max = plan.ladder[rung].m_max;
+    return family.may_be_cut == nullptr || family.may_be_cut(context_) ? std::min(chunk, m_max)
+                                                                       : m_max;
+  }
+
+  // Running maximum of every slice over the rungs.
   WorkspaceNeeds needs_for(const PlanData& plan, std::int64_t chunk) const {
     WorkspaceNeeds needs;
     for (std::size_t i = 0; i < plan.ladder.size(); ++i) {
-      const std::int64_t tokens = std::min(chunk, plan.ladder[i].m_max);
+      const std::int64_t tokens = tokens_at_once(plan, i, chunk);
       if (route_ != nullptr) {
         needs.add(route_->slices(context_, tokens));
       }
@@ -285,22 +295,41 @@ class LadderBuilder {
     const std::int64_t bound = context_.problem.max_workspace_bytes;
     std::int64_t chunk = capacity;
     if (bound != 0 && needs_for(plan, capacity).total_bytes() > bound) {
-      const std::int64_t least = needs_for(plan, std::min<std::int64_t>(capacity, 1)).total_bytes();
-      if (least > bound) {
-        return unsupported(cat(
-            "max_workspace_bytes ", bound, " is below the ", least, " bytes that one token needs"));
-      }
+      MOEKIT_RETURN_IF_ERROR(check_least(plan));
       chunk = largest_chunk(plan, bound);
       plan.notes.push_back(
           cat("max_workspace_bytes ", bound, " cuts calls into chunks of ", chunk, " tokens"));
     }
-    for (Rung& rung : plan.ladder) {
-      rung.chunk_tokens = std::min(rung.m_max, chunk);
+    for (std::size_t i = 0; i < plan.ladder.size(); ++i) {
+      plan.ladder[i].chunk_tokens = tokens_at_once(plan, i, chunk);
     }
     const WorkspaceNeeds needs = needs_for(plan, chunk);
     plan.workspace = needs.layout();
     plan.workspace_bytes = needs.total_bytes();
     return {};
+  }
+
+  // A budget that not even the smallest chunks fit.
+  [[nodiscard]] Status check_least(const PlanData& plan) const {
+    const std::int64_t least =
+        needs_for(plan, std::min<std::int64_t>(context_.problem.num_tokens, 1)).total_bytes();
+    if (least <= context_.problem.max_workspace_bytes) {
+      return {};
+    }
+    std::int64_t whole = 0;  // tokens of the largest call that is not cut
+    for (std::size_t i = 0; i < plan.ladder.size(); ++i) {
+      whole = std::max(whole, tokens_at_once(plan, i, 1));
+    }
+    return unsupported(
+        cat("max_workspace_bytes ",
+            context_.problem.max_workspace_bytes,
+            " is below the ",
+            least,
+            " bytes that ",
+            whole <= 1 ? std::string("one token needs")
+                       : cat(whole,
+                             " tokens of the direct family need, whose calls are not cut: sums are "
+                             "split by the routes of a whole call, chunks would have other bits")));
   }
 
   std::int64_t largest_chunk(const PlanData& plan, std::int64_t bound) const {

@@ -117,6 +117,9 @@ struct KernelFamily {
   CpuKernel (*cpu_kernel)(const Step& step);
   /// The family's CUDA half; null where it has none.
   const CudaFamily* cuda = nullptr;
+  /// Whether a call may be cut into chunks of tokens: false where a row's sum is split by the
+  /// routes of the whole call, so that a chunk would have other bits. Null: it may.
+  bool (*may_be_cut)(const FamilyContext& context) = nullptr;
 };
 
 /// Steps' dotted names: `<family>.<recipe>.<role>_<tile>.<arch>`; the only code that writes them.

@@ -344,5 +344,36 @@ TEST(Scratch, BoundCutsTokensAndKeepsFamiliesAndBlocks) {
             std::string::npos);
 }
 
+TEST(Scratch, ACallWhoseSumsFollowItsRoutesIsNotCut) {
+  int whole = 0;
+  for (const std::string_view device : {"sm_90a", "sm_120a", "sm_80"}) {
+    Problem problem = glm_tp8(Recipe::kW4a16Nvfp4, 4096);
+    const Plan free = plan_of(problem, device);
+    problem.max_workspace_bytes = free.workspace_bytes() / 16;
+    const Plan bounded = plan_of(problem, device);
+    for (const Rung& rung : bounded->ladder) {
+      whole += static_cast<int>(rung.family == ExecutionFamily::kDirect);
+      if (rung.family == ExecutionFamily::kDirect) {
+        EXPECT_EQ(rung.chunk_tokens, rung.m_max) << device;
+      }
+    }
+    EXPECT_LT(bounded.rung(4096)->chunk_tokens, 4096) << device;
+
+    // What one token takes does not hold the direct family's largest call.
+    const std::int64_t largest = free->ladder.front().m_max;
+    problem.num_tokens = largest;
+    problem.max_workspace_bytes = 0;
+    const std::int64_t needed = plan_of(problem, device).workspace_bytes();
+    problem.max_workspace_bytes = needed;
+    EXPECT_EQ(plan_of(problem, device).rung(largest)->chunk_tokens, largest) << device;
+    problem.max_workspace_bytes = needed - 1;
+    EXPECT_NE(refusal_of(problem, device)
+                  .find("tokens of the direct family need, whose calls are not cut"),
+              std::string::npos)
+        << device;
+  }
+  EXPECT_GE(whole, 3);
+}
+
 }  // namespace
 }  // namespace moekit::tests

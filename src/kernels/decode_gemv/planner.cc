@@ -80,6 +80,10 @@ const plan::KernelFamily kFamily{
     .slices = slices,
     .lower = lower,
     .cpu_kernel = cpu_kernel,
-    .cuda = &kCuda};
+    .cuda = &kCuda,
+    // On GPUs warps take equal shares of the steps of all routes of the call.
+    .may_be_cut = [](const plan::FamilyContext& context) {
+      return context.device.arch == Arch::kCpu;
+    }};
 
 }  // namespace moekit::kernels::decode_gemv
