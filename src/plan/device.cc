@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <vector>
 
 #include "base/cpu_info.h"
 #include "base/named.h"
@@ -101,9 +102,16 @@ Status replace_figure(std::string_view text, DeviceDescriptor& device) {
 
 // The figures behind a name's colon, separated by commas.
 Status replace_figures(std::string_view text, DeviceDescriptor& device) {
+  std::vector<std::string_view> seen;
   while (true) {
     const std::size_t comma = std::min(text.find(','), text.size());
-    MOEKIT_RETURN_IF_ERROR(replace_figure(text.substr(0, comma), device));
+    const std::string_view figure = text.substr(0, comma);
+    MOEKIT_RETURN_IF_ERROR(replace_figure(figure, device));
+    const std::string_view name = figure.substr(0, figure.find('='));
+    if (std::find(seen.begin(), seen.end(), name) != seen.end()) {
+      return invalid_argument(cat("device figure '", figure, "': ", name, " was given before"));
+    }
+    seen.push_back(name);
     if (comma == text.size()) {
       return plan::validate_device(device);
     }

@@ -62,6 +62,9 @@ TEST(DeviceFromName, FiguresMayBeReplaced) {
                           "sm_9:num_sms=4"}) {
     EXPECT_EQ(device_from_name(bad).status().code(), StatusCode::kInvalidArgument) << bad;
   }
+  const Status twice = device_from_name("sm_120a:num_sms=94,num_sms=95").status();
+  EXPECT_NE(twice.message().find("'num_sms=95': num_sms was given before"), std::string_view::npos)
+      << twice.to_string();
 }
 
 TEST(ValidateDevice, RangesThatSizesComeFrom) {

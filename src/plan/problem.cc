@@ -65,6 +65,11 @@ Status check_counts(const Problem& problem) {
                            kMaxExperts,
                            " are supported"));
   }
+  if (problem.router_experts < 0) {
+    return invalid_argument(cat("router_experts ",
+                                problem.router_experts,
+                                ", expected 0 (as num_experts) or the ids a router can give"));
+  }
   if (problem.top_k < 1) {
     return invalid_argument(cat("top_k ", problem.top_k, ", expected at least 1"));
   }
@@ -178,10 +183,10 @@ Status check_group_offset(const Problem& problem) {
   if (!takes_group_size(format, given)) {
     return invalid_argument(cat("weight_group_size ",
                                 given,
-                                ", expected 0, ",
-                                variable ? "32, 64 or " : "or ",
-                                own,
-                                " (",
+                                own == 0   ? ", expected 0: no groups share a scale ("
+                                : variable ? ", expected 0, 32, 64 or "
+                                           : ", expected 0 or ",
+                                own == 0 ? std::string() : cat(own, " ("),
                                 format.name,
                                 ")"));
   }

@@ -137,6 +137,17 @@ const std::vector<BadProblem> kBadProblems = {
      },
      StatusCode::kInvalidArgument,
      "router_experts 64 is below num_experts 128"},
+    {"negative namespace",
+     [](Problem& p) { p.router_experts = -4; },
+     StatusCode::kInvalidArgument,
+     "router_experts -4, expected 0"},
+    {"groups of bf16",
+     [](Problem& p) {
+       p.recipe = Recipe::kW16a16;
+       p.weight_group_size = 3;
+     },
+     StatusCode::kInvalidArgument,
+     "weight_group_size 3, expected 0: no groups share a scale (bf16)"},
     {"negative bound",
      [](Problem& p) { p.max_workspace_bytes = -5; },
      StatusCode::kInvalidArgument,

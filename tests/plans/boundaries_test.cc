@@ -306,6 +306,16 @@ TEST(Boundaries, UnsupportedCombinationsNameTheNearest) {
     EXPECT_NE(refusal_of(glm_tp8(Recipe::kW8a8Fp8Block128, 8), device).find("nearest: "),
               std::string::npos);
   }
+  // Blocks of 64 routes would fit no tile; fewer do, and are named.
+  DeviceDescriptor small = device_of("sm_120a");
+  small.smem_per_block_bytes = 40960;
+  const Status status =
+      make_plan(glm_tp8(Recipe::kW4a16Nvfp4, 512), small, {.route_block_rows = 64}).status();
+  EXPECT_NE(status.message().find("no tile for blocks of 64 routes fits 40960 bytes"),
+            std::string::npos)
+      << status.to_string();
+  EXPECT_NE(status.message().find("nearest: pin route_block_rows="), std::string::npos)
+      << status.to_string();
   Problem wide = glm_tp8(Recipe::kW4a16Nvfp4, 8);
   wide.num_experts = 1032;
   EXPECT_NE(refusal_of(wide, "sm_120a").find("at most 1024"), std::string::npos);

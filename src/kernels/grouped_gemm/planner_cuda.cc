@@ -145,6 +145,16 @@ std::string refused_problem(const FamilyContext& context) {
   return {};
 }
 
+std::string tiles_that_fit(const FamilyContext& context, std::int64_t rows) {
+  std::string names;
+  for (const Candidate& candidate : candidates(context, Role::kGateUp, rows)) {
+    if (candidate.blocks_per_sm > 0) {
+      names += cat(names.empty() ? "" : ", ", pin_name(candidate.spec));
+    }
+  }
+  return names;
+}
+
 std::string refused_tile(const FamilyContext& context, std::int64_t m_max) {
   FamilyContext rung = context;
   rung.rung_tokens = m_max;
@@ -152,19 +162,22 @@ std::string refused_tile(const FamilyContext& context, std::int64_t m_max) {
   if (best_tile(rung, Role::kGateUp, rows).blocks_per_sm > 0) {
     return {};
   }
-  std::string names;
-  for (const Candidate& candidate : candidates(rung, Role::kGateUp, rows)) {
-    if (candidate.blocks_per_sm > 0) {
-      names += cat(names.empty() ? "" : ", ", pin_name(candidate.spec));
+  const std::string names = tiles_that_fit(rung, rows);
+  if (!names.empty()) {
+    return cat("pin tile=", *context.overrides.tile, ", expected one of ", names);
+  }
+  const std::string refused = cat("no tile for blocks of ",
+                                  rows,
+                                  " routes fits ",
+                                  context.device.smem_per_block_bytes,
+                                  " bytes of shared memory");
+  for (std::int64_t fewer = rows - 8; fewer >= 8; fewer -= 8) {
+    const bool pinnable = fewer % 16 == 0 || fewer == 8;
+    if (const std::string fit = pinnable ? tiles_that_fit(rung, fewer) : ""; !fit.empty()) {
+      return cat(refused, "; nearest: pin route_block_rows=", fewer, " with tile ", fit);
     }
   }
-  return context.overrides.tile.has_value()
-             ? cat("pin tile=", *context.overrides.tile, ", expected one of ", names)
-             : cat("no tile for blocks of ",
-                   rows,
-                   " routes fits ",
-                   context.device.smem_per_block_bytes,
-                   " bytes of shared memory");
+  return refused;
 }
 
 Step make_step(const FamilyContext& context, std::string_view role_tile, Dim3 grid) {
