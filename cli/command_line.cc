@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -43,9 +45,14 @@ CLI::Validator natural_number() {
   return {[](std::string& text) {
             const bool digits =
                 !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-            return digits && (text == "0" || text.front() != '0')
+            if (!digits || (text != "0" && text.front() == '0')) {
+              return fmt::format("{} is no decimal number from 0", text);
+            }
+            std::int64_t value = 0;  // CLI11 would take the largest number there is
+            return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc()
                        ? std::string()
-                       : fmt::format("{} is no decimal number from 0", text);
+                       : fmt::format(
+                             "{} is above {}", text, std::numeric_limits<std::int64_t>::max());
           },
           ""};
 }

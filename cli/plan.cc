@@ -16,24 +16,31 @@ namespace moekit::cli {
 namespace {
 
 /// Shape of the matrix where no subject is given: every format divides it, every family accepts it.
-Problem matrix_problem() {
-  Problem problem;
-  problem.num_experts = 128;
-  problem.top_k = 8;
-  problem.hidden_size = 2048;
-  problem.intermediate_size = 768;
-  return problem;
+LayerOptions with_matrix_shape(LayerOptions options) {
+  if (!has_subject(options)) {
+    options.experts = 128;
+    options.top_k = 8;
+    options.hidden = 2048;
+    options.intermediate = 768;
+  }
+  return options;
 }
 
 Result<ExitCode> report_matrix(Console& console, const PlanOptions& options) {
-  Problem problem = matrix_problem();
-  if (has_subject(options.layer)) {
-    MOEKIT_ASSIGN_OR_RETURN(const Subject subject, resolve_subject(options.layer));
-    problem = subject.problem;
+  MOEKIT_ASSIGN_OR_RETURN(const Subject subject, resolve_subject(with_matrix_shape(options.layer)));
+  if (options.layer.tp || options.layer.ep) {
+    return invalid_argument("--matrix is of a whole layer: --tp and --ep have no meaning with it");
   }
-  problem.num_tokens = options.tokens.value_or(1024);
-  const SupportMatrix matrix = support_matrix(problem);
-  console.report(options.layer.json ? matrix_json(matrix) : matrix_markdown(matrix));
+  MatrixRequest request{subject.problem, subject.overrides, {}};
+  request.problem.num_tokens = options.tokens.value_or(1024);
+  if (options.layer.device) {
+    request.devices.emplace_back(*options.layer.device, subject.device);
+  } else {
+    MOEKIT_ASSIGN_OR_RETURN(request.devices, matrix_devices());
+  }
+  MOEKIT_ASSIGN_OR_RETURN(const SupportMatrix matrix, support_matrix(request));
+  console.report(options.layer.json ? matrix_json(request, matrix)
+                                    : matrix_markdown(request, matrix));
   return ExitCode::kOk;
 }
 

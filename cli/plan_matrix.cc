@@ -18,7 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The CPU by instruction set, so that the matrix does not depend on the machine that prints it.
 constexpr std::array<std::string_view, 10> kDevices{"cpu:portable",
                                                     "cpu:avx2",
                                                     "cpu:avx512",
@@ -46,18 +45,22 @@ StepStatus least_proven(const Plan& plan) {
   return worst;
 }
 
-SupportCell ask(Problem problem, std::string_view device_name, ActivationKind activation) {
-  SupportCell cell{problem.recipe, std::string(device_name), activation};
-  problem.activation = Activation{};
-  problem.activation.kind = activation;
-  const Result<DeviceDescriptor> device = device_from_name(device_name);
-  if (!device) {
-    cell.reason = std::string(device.status().message());
-    return cell;
+Result<SupportCell> ask(const MatrixRequest& request,
+                        Recipe recipe,
+                        const std::pair<std::string, DeviceDescriptor>& device,
+                        ActivationKind activation) {
+  SupportCell cell{recipe, device.first, activation};
+  Problem problem = request.problem;
+  problem.recipe = recipe;
+  if (problem.activation.kind != activation) {
+    problem.activation = Activation{};  // parameters of another kind would be errors
+    problem.activation.kind = activation;
   }
-  const Result<Plan> plan = make_plan(problem, *device);
+  const Result<Plan> plan = make_plan(problem, device.second, request.overrides);
   if (plan) {
     cell.status = least_proven(*plan);
+  } else if (plan.status().code() == StatusCode::kInvalidArgument) {
+    return plan.status();
   } else {
     cell.reason = std::string(plan.status().message());
   }
@@ -101,30 +104,40 @@ std::string activation_names() {
 
 }  // namespace
 
-SupportMatrix support_matrix(const Problem& problem) {
+Result<std::vector<std::pair<std::string, DeviceDescriptor>>> matrix_devices() {
+  std::vector<std::pair<std::string, DeviceDescriptor>> devices;
+  for (const std::string_view name : kDevices) {
+    MOEKIT_ASSIGN_OR_RETURN(const DeviceDescriptor device, device_from_name(name));
+    devices.emplace_back(name, device);
+  }
+  return devices;
+}
+
+Result<SupportMatrix> support_matrix(const MatrixRequest& request) {
   SupportMatrix matrix;
   for (const RecipeInfo& recipe : kRecipes) {
-    for (const std::string_view device : kDevices) {
+    for (const auto& device : request.devices) {
       for (const ActivationKind activation : kActivations) {
-        Problem asked = problem;
-        asked.recipe = recipe.recipe;
-        matrix.push_back(ask(asked, device, activation));
+        MOEKIT_ASSIGN_OR_RETURN(SupportCell cell, ask(request, recipe.recipe, device, activation));
+        matrix.push_back(std::move(cell));
       }
     }
   }
   return matrix;
 }
 
-std::string matrix_markdown(const SupportMatrix& matrix) {
-  std::string text = fmt::format("| recipe | {} |\n|---|", fmt::join(kDevices, " | "));
-  for (std::size_t i = 0; i < kDevices.size(); ++i) {
-    text += "---|";
+std::string matrix_markdown(const MatrixRequest& request, const SupportMatrix& matrix) {
+  std::string text = "| recipe |";
+  std::string rule = "|---|";
+  for (const auto& [name, device] : request.devices) {
+    text += fmt::format(" {} |", name);
+    rule += "---|";
   }
-  text += '\n';
+  text += fmt::format("\n{}\n", rule);
   std::map<std::string, std::int64_t> refusals;  // reason -> cells
   for (const RecipeInfo& recipe : kRecipes) {
     text += fmt::format("| `{}` |", recipe.name);
-    for (const std::string_view device : kDevices) {
+    for (const auto& [device, figures] : request.devices) {
       SupportMatrix cells;
       for (const SupportCell& cell : matrix) {
         if (cell.recipe == recipe.recipe && cell.device == device) {
@@ -138,7 +151,16 @@ std::string matrix_markdown(const SupportMatrix& matrix) {
     }
     text += '\n';
   }
-  text += fmt::format("\nActivations: {}.\n", activation_names());
+  const Problem& p = request.problem;
+  text += fmt::format(
+      "\nOf E {}, top-{}, H {}, I {} for every M up to {}: the least proven kernel of any M. "
+      "Activations: {}.\n",
+      p.num_experts,
+      p.top_k,
+      p.hidden_size,
+      p.intermediate_size,
+      p.num_tokens,
+      activation_names());
   if (!refusals.empty()) {
     text += fmt::format("Refusals, of {} cells:\n\n", matrix.size());
   }
@@ -148,7 +170,7 @@ std::string matrix_markdown(const SupportMatrix& matrix) {
   return text;
 }
 
-std::string matrix_json(const SupportMatrix& matrix) {
+std::string matrix_json(const MatrixRequest& request, const SupportMatrix& matrix) {
   Json rows = Json::array();
   for (const SupportCell& cell : matrix) {
     rows.push_back({{"recipe", recipe_info(cell.recipe).name},
@@ -157,7 +179,13 @@ std::string matrix_json(const SupportMatrix& matrix) {
                     {"status", cell.status ? Json(step_status_name(*cell.status)) : Json(nullptr)},
                     {"reason", cell.status ? Json(nullptr) : Json(cell.reason)}});
   }
-  return json_text({{"schema", kPlanSchema}, {"matrix", rows}});
+  const Problem& p = request.problem;
+  const Json shape{{"num_experts", p.num_experts},
+                   {"top_k", p.top_k},
+                   {"hidden_size", p.hidden_size},
+                   {"intermediate_size", p.intermediate_size},
+                   {"num_tokens", p.num_tokens}};
+  return json_text({{"schema", kPlanSchema}, {"shape", shape}, {"matrix", rows}});
 }
 
 }  // namespace moekit::cli

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "moekit/plan.h"
@@ -23,12 +24,24 @@ struct SupportCell {
 
 using SupportMatrix = std::vector<SupportCell>;
 
-/// Asks the planner about `problem` with every recipe, device and activation.
-[[nodiscard]] SupportMatrix support_matrix(const Problem& problem);
+/// What the planner is asked about with every recipe and activation.
+struct MatrixRequest {
+  Problem problem{};
+  PlanOverrides overrides{};
+  std::vector<std::pair<std::string, DeviceDescriptor>> devices{};  // name, figures
+};
 
-/// One row per recipe, one column per device; refusal reasons below the table.
-[[nodiscard]] std::string matrix_markdown(const SupportMatrix& matrix);
+/// Every device that a plan can be made for by name. The CPU by instruction set, so that the matrix
+/// does not depend on the machine that prints it.
+[[nodiscard]] Result<std::vector<std::pair<std::string, DeviceDescriptor>>> matrix_devices();
 
-[[nodiscard]] std::string matrix_json(const SupportMatrix& matrix);
+/// Errors  kInvalidArgument  what no planner can answer, e.g. a token count out of range
+[[nodiscard]] Result<SupportMatrix> support_matrix(const MatrixRequest& request);
+
+/// One row per recipe, one column per device; the shape and refusal reasons below the table.
+[[nodiscard]] std::string matrix_markdown(const MatrixRequest& request,
+                                          const SupportMatrix& matrix);
+
+[[nodiscard]] std::string matrix_json(const MatrixRequest& request, const SupportMatrix& matrix);
 
 }  // namespace moekit::cli

@@ -232,9 +232,11 @@ Result<DeviceDescriptor> resolve_device(const LayerOptions& options) {
   const bool is_cuda = name == "cuda" || name.rfind("cuda:", 0) == 0;
   MOEKIT_ASSIGN_OR_RETURN(DeviceDescriptor device,
                           is_cuda ? cuda_device(name) : device_from_name(name));
-  if (options.threads && device.arch == Arch::kCpu) {
-    device.num_threads = *options.threads;
+  if (options.threads && device.arch != Arch::kCpu) {
+    return invalid_argument(fmt::format(
+        "--threads {} with --device {}: threads are of the CPU backend", *options.threads, name));
   }
+  device.num_threads = options.threads.value_or(device.num_threads);
   return device;
 }
 

@@ -180,7 +180,8 @@ Status open_folder(const std::string& folder, Checkpoint::State& state) {
 }
 
 Status open_file(const std::string& path, Checkpoint::State& state) {
-  const std::string folder = base::parent_folder(path);
+  const std::string parent = base::parent_folder(path);
+  const std::string folder = parent == "/" ? "" : parent;  // names are written folder/name
   const std::string name = path.substr(path.find_last_of('/') + 1);
   if (name.ends_with(kGgufExtension)) {
     return open_gguf(folder, name, state);

@@ -63,6 +63,8 @@ std::string problem_text(const Problem& p, std::int64_t num_tokens) {
   if (p.activation.limit.has_value()) {
     text += cat(" limit=", *p.activation.limit);
   }
+  text += p.activation.alpha.has_value() ? cat(" alpha=", *p.activation.alpha) : "";
+  text += p.activation.beta.has_value() ? cat(" beta=", *p.activation.beta) : "";
   text += cat(" row_order=", row_order_name(p.row_order), " io=", dtype_name(p.io_dtype));
   text += output_dtype(p) != p.io_dtype ? cat(" out=", dtype_name(output_dtype(p))) : "";
   text += p.down_group_offset != 0 ? cat(" down_group_offset=", p.down_group_offset) : "";
@@ -82,6 +84,9 @@ std::string problem_text(const Problem& p, std::int64_t num_tokens) {
   if (p.routing.has_value()) {
     text += cat(" routing=", scoring_name(p.routing->scoring));
   }
+  text += p.allow_atomics ? " allow_atomics" : "";
+  text += p.batch_invariant ? " batch_invariant" : "";
+  text += p.max_workspace_bytes != 0 ? cat(" max_workspace_bytes=", p.max_workspace_bytes) : "";
   return text;
 }
 
@@ -157,11 +162,10 @@ std::string Plan::to_text(std::int64_t num_tokens) const {
   for (const WorkspaceSlice& slice : plan.workspace) {
     text += cat("  ", slice.name, " ", slice.bytes, " @", slice.offset);
   }
-  text += cat("\noverlap    ",
-              overlap_verdict_name(plan.aux_stream_overlap.verdict),
-              ": ",
-              plan.aux_stream_overlap.reason,
-              "\n");
+  // Of the rung shown; the ladder says where another one's differs.
+  const AuxStreamOverlap& overlap =
+      here != nullptr ? here->aux_stream_overlap : plan.aux_stream_overlap;
+  text += cat("\noverlap    ", overlap_verdict_name(overlap.verdict), ": ", overlap.reason, "\n");
   for (const std::string& note : plan.notes) {
     text += cat("note       ", note, "\n");
   }

@@ -271,6 +271,77 @@ TEST(CliPlan, MatrixHasEveryCellAndEveryRefusalAReason) {
   EXPECT_EQ(text.out.rfind("| recipe |", 0), 0U) << text.out;
 }
 
+TEST(CliPlan, MatrixIsOfTheDevicePinsAndBudgetThatAreGiven) {
+  const CliResult one = run_cli({"plan", "--matrix", "--device", "sm_120a:num_sms=94", "--json"});
+  ASSERT_EQ(one.exit_code, 0) << one.err;
+  const Json answer = one.json();
+  EXPECT_EQ(answer.at("matrix").size(), kRecipes.size() * 5U);
+  EXPECT_EQ(answer.at("shape").at("num_tokens"), 1024);
+  for (const Json& cell : answer.at("matrix")) {
+    EXPECT_EQ(cell.at("device"), "sm_120a:num_sms=94");
+  }
+  // What no column can honour is refused in every cell with its reason.
+  for (const std::vector<std::string>& extra :
+       {std::vector<std::string>{"--pin", "family=direct"}, {"--max-workspace", "64"}}) {
+    std::vector<std::string> line{"plan", "--matrix", "--device", "cpu:avx2", "--json"};
+    line.insert(line.end(), extra.begin(), extra.end());
+    const CliResult result = run_cli(line);
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    int refused = 0;
+    const Json cells = result.json().at("matrix");
+    for (const Json& cell : cells) {
+      refused += cell.at("status").is_null() ? 1 : 0;
+    }
+    const bool bounded = extra.front() == "--max-workspace";
+    EXPECT_EQ(refused, bounded ? static_cast<int>(kRecipes.size()) * 5 : 0) << extra.front();
+  }
+  const CliResult text = run_cli({"plan", "--matrix", "--tokens", "8"});
+  EXPECT_NE(text.out.find("Of E 128, top-8, H 2048, I 768 for every M up to 8"), std::string::npos);
+  EXPECT_EQ(run_cli({"plan", "--matrix", "--tokens", "99999999999"}).exit_code, 2);
+  EXPECT_EQ(run_cli({"plan", "--matrix", "--tp", "0/2"}).exit_code, 2);
+}
+
+TEST(CliPlan, NumbersOutOfRangeAndOptionsWithoutMeaningAreRefused) {
+  for (const char* option : {"--tokens", "--max-workspace"}) {
+    const CliResult result =
+        run_cli(with_shape("plan", {"--tokens", "8", option, "99999999999999999999"}));
+    EXPECT_EQ(result.exit_code, 2) << option;
+    if (std::string(option) == "--max-workspace") {
+      EXPECT_NE(result.err.find("99999999999999999999 is above 9223372036854775807"),
+                std::string::npos)
+          << result.err;
+    }
+  }
+  const CliResult threads =
+      run_cli(with_shape("plan", {"--tokens", "8", "--device", "sm_90a", "--threads", "2"}));
+  EXPECT_EQ(threads.exit_code, 2);
+  EXPECT_NE(threads.err.find("threads are of the CPU backend"), std::string::npos) << threads.err;
+  const CliResult absent = run_cli({"plan", "--checkpoint", "/nope", "--tokens", "1"});
+  EXPECT_NE(absent.exit_code, 0);
+  EXPECT_EQ(absent.err.find("//nope"), std::string::npos) << absent.err;
+  EXPECT_NE(absent.err.find("/nope"), std::string::npos) << absent.err;
+}
+
+TEST(CliPlan, TextNamesWhatJsonHas) {
+  const CliResult result = run_cli(with_shape("plan",
+                                              {"--tokens",
+                                               "8",
+                                               "--activation",
+                                               "swiglu_oai",
+                                               "--alpha",
+                                               "1.5",
+                                               "--beta",
+                                               "0.5",
+                                               "--batch-invariant",
+                                               "--max-workspace",
+                                               "1000000"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const char* word :
+       {" alpha=1.5", " beta=0.5", " batch_invariant", " max_workspace_bytes=1000000"}) {
+    EXPECT_NE(result.out.find(word), std::string::npos) << word << "\n" << result.out;
+  }
+}
+
 TEST(CliVerify, JsonCountsChecksAndReportsBounds) {
   const CliResult result =
       run_cli(with_shape("verify", {"--tokens", "1,9", "--seed", "3", "--json"}));
