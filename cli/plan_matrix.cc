@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <string_view>
 #include <utility>
 
@@ -35,14 +34,20 @@ constexpr std::array kActivations{ActivationKind::kSilu,
                                   ActivationKind::kGeluTanh,
                                   ActivationKind::kRelu2};
 
-StepStatus least_proven(const Plan& plan) {
-  StepStatus worst = StepStatus::kMeasured;
+/// Consecutive M of one status: that of the rung's least proven step.
+void fill_status(const Plan& plan, SupportCell& cell) {
+  cell.status = StepStatus::kMeasured;
   for (const Rung& rung : plan->ladder) {
+    StepStatus worst = StepStatus::kMeasured;
     for (const Step& step : rung.steps) {
       worst = std::max(worst, step.status);  // enumerators are ordered by how much is unproven
     }
+    if (!cell.ranges.empty() && cell.ranges.back().second == worst) {
+      cell.ranges.pop_back();
+    }
+    cell.ranges.emplace_back(rung.m_max, worst);
+    cell.status = std::max(*cell.status, worst);
   }
-  return worst;
 }
 
 Result<SupportCell> ask(const MatrixRequest& request,
@@ -58,7 +63,7 @@ Result<SupportCell> ask(const MatrixRequest& request,
   }
   const Result<Plan> plan = make_plan(problem, device.second, request.overrides);
   if (plan) {
-    cell.status = least_proven(*plan);
+    fill_status(*plan, cell);
   } else if (plan.status().code() == StatusCode::kInvalidArgument) {
     return plan.status();
   } else {
@@ -67,8 +72,53 @@ Result<SupportCell> ask(const MatrixRequest& request,
   return cell;
 }
 
+/// `measured`, or `measured to M 64, planned beyond`.
 std::string cell_word(const SupportCell& cell) {
-  return cell.status ? std::string(step_status_name(*cell.status)) : "refused";
+  if (!cell.status) {
+    return "refused";
+  }
+  std::vector<std::string> parts;
+  for (const auto& [m_max, status] : cell.ranges) {
+    parts.push_back(fmt::format("{} to M {}", step_status_name(status), m_max));
+  }
+  const std::string last(step_status_name(cell.ranges.back().second));
+  parts.back() = parts.size() == 1 ? last : last + " beyond";
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+/// The reason without the device that it was given for, which stands before it.
+std::string general_reason(const SupportCell& cell) {
+  const std::string name = cell.device.substr(0, cell.device.find(':'));
+  std::string text = cell.reason;
+  for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at)) {
+    text.replace(at, name.size(), "it");
+    at += 2;
+  }
+  return text;
+}
+
+/// Refusals of one recipe and reason: the devices once each, in the order of the columns.
+std::string refusal_lines(const SupportMatrix& matrix) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> lines;  // reason, devices
+  for (const SupportCell& cell : matrix) {
+    if (cell.status) {
+      continue;
+    }
+    const std::string reason = general_reason(cell);
+    auto line = std::find_if(
+        lines.begin(), lines.end(), [&](const auto& known) { return known.first == reason; });
+    if (line == lines.end()) {
+      line = lines.insert(lines.end(), {reason, {}});
+    }
+    if (std::find(line->second.begin(), line->second.end(), cell.device) == line->second.end()) {
+      line->second.push_back(cell.device);
+    }
+  }
+  std::string text = lines.empty() ? "" : "Refused:\n\n";
+  for (const auto& [reason, devices] : lines) {
+    text += fmt::format("* {}: {}\n", fmt::join(devices, ", "), reason);
+  }
+  return text;
 }
 
 /// `compiled`, or `compiled; refused: relu2` where activations differ.
@@ -134,7 +184,6 @@ std::string matrix_markdown(const MatrixRequest& request, const SupportMatrix& m
     rule += "---|";
   }
   text += fmt::format("\n{}\n", rule);
-  std::map<std::string, std::int64_t> refusals;  // reason -> cells
   for (const RecipeInfo& recipe : kRecipes) {
     text += fmt::format("| `{}` |", recipe.name);
     for (const auto& [device, figures] : request.devices) {
@@ -142,9 +191,6 @@ std::string matrix_markdown(const MatrixRequest& request, const SupportMatrix& m
       for (const SupportCell& cell : matrix) {
         if (cell.recipe == recipe.recipe && cell.device == device) {
           cells.push_back(cell);
-          if (!cell.status) {
-            ++refusals[cell.reason];
-          }
         }
       }
       text += fmt::format(" {} |", column_word(cells));
@@ -153,7 +199,7 @@ std::string matrix_markdown(const MatrixRequest& request, const SupportMatrix& m
   }
   const Problem& p = request.problem;
   text += fmt::format(
-      "\nOf E {}, top-{}, H {}, I {} for every M up to {}: the least proven kernel of any M. "
+      "\nOf E {}, top-{}, H {}, I {} for M up to {}: the least proven kernel of each M. "
       "Activations: {}.\n",
       p.num_experts,
       p.top_k,
@@ -161,22 +207,22 @@ std::string matrix_markdown(const MatrixRequest& request, const SupportMatrix& m
       p.intermediate_size,
       p.num_tokens,
       activation_names());
-  if (!refusals.empty()) {
-    text += fmt::format("Refusals, of {} cells:\n\n", matrix.size());
-  }
-  for (const auto& [reason, num_cells] : refusals) {
-    text += fmt::format("* {} cells: {}\n", num_cells, reason);
-  }
-  return text;
+  const std::string refusals = refusal_lines(matrix);
+  return refusals.empty() ? text : text + "\n" + refusals;
 }
 
 std::string matrix_json(const MatrixRequest& request, const SupportMatrix& matrix) {
   Json rows = Json::array();
   for (const SupportCell& cell : matrix) {
+    Json ranges = Json::array();
+    for (const auto& [m_max, status] : cell.ranges) {
+      ranges.push_back({{"m_max", m_max}, {"status", step_status_name(status)}});
+    }
     rows.push_back({{"recipe", recipe_info(cell.recipe).name},
                     {"device", cell.device},
                     {"activation", activation_name(cell.activation)},
                     {"status", cell.status ? Json(step_status_name(*cell.status)) : Json(nullptr)},
+                    {"ranges", ranges},
                     {"reason", cell.status ? Json(nullptr) : Json(cell.reason)}});
   }
   const Problem& p = request.problem;

@@ -4,6 +4,7 @@
 // The support matrix: what make_plan answers for every recipe, device and activation. The README's
 // table is this text.
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,7 +20,9 @@ struct SupportCell {
   std::string device;
   ActivationKind activation;
   std::optional<StepStatus> status{};  // the least proven step over all rungs; nullopt: refused
-  std::string reason{};                // of the refusal
+  std::vector<std::pair<std::int64_t, StepStatus>>
+      ranges{};          // last M of a range, its least proven step
+  std::string reason{};  // of the refusal
 };
 
 using SupportMatrix = std::vector<SupportCell>;

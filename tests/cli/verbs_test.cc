@@ -295,8 +295,14 @@ TEST(CliPlan, MatrixIsOfTheDevicePinsAndBudgetThatAreGiven) {
     const bool bounded = extra.front() == "--max-workspace";
     EXPECT_EQ(refused, bounded ? static_cast<int>(kRecipes.size()) * 5 : 0) << extra.front();
   }
+  // Kernels that serve few tokens are not hidden by those that are to be written for many.
+  const CliResult hopper = run_cli({"plan", "--matrix", "--device", "sm_90a"});
+  EXPECT_NE(hopper.out.find(" to M 64, planned beyond |"), std::string::npos) << hopper.out;
+  EXPECT_NE(hopper.out.find("* sm_90a: no packed layout of bf16 (recipe w16a16) for it, which"),
+            std::string::npos)
+      << hopper.out;
   const CliResult text = run_cli({"plan", "--matrix", "--tokens", "8"});
-  EXPECT_NE(text.out.find("Of E 128, top-8, H 2048, I 768 for every M up to 8"), std::string::npos);
+  EXPECT_NE(text.out.find("Of E 128, top-8, H 2048, I 768 for M up to 8"), std::string::npos);
   EXPECT_EQ(run_cli({"plan", "--matrix", "--tokens", "99999999999"}).exit_code, 2);
   EXPECT_EQ(run_cli({"plan", "--matrix", "--tp", "0/2"}).exit_code, 2);
 }
