@@ -61,7 +61,7 @@ TEST(WideScalesGolden, fp8_block128_decodes_every_code) {
 
 TEST(WideScalesGolden, fp8_blocks_lie_on_the_whole_tensors_grid) {
   // Rows 100 ... 299 and columns 120 ... 279 of a larger tensor: blocks 0 to 2 by 0 to 2.
-  const std::vector<std::uint8_t> codes(200 * 160, 0x38);  // 1
+  const std::vector<std::uint8_t> codes(32000, 0x38);  // 200 rows of 160, all 1
   const float scales[] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
   const WeightMatrix matrix{.format = Format::kFp8Block128,
                             .rows = 200,
@@ -124,7 +124,7 @@ TEST(WideScalesGolden, int4_decodes_every_code_under_every_zero_point) {
 }
 
 TEST(WideScales, refusals_name_row_and_group) {
-  std::vector<std::uint8_t> codes(2 * 64, 0x11);
+  std::vector<std::uint8_t> codes(128, 0x11);
   std::uint16_t scales[] = {0x3F80, 0x3F80, 0x3F80, 0x3F80};
   const std::uint8_t zeros[] = {8, 8, 8, 17};
   WeightMatrix matrix{.format = Format::kInt4,
@@ -158,7 +158,7 @@ TEST(WideScales, refusals_name_row_and_group) {
 }
 
 TEST(WideScales, encoded_values_are_near_and_fixed_points) {
-  std::vector<float> values(136 * 136);
+  std::vector<float> values(18496);  // 136 x 136
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i] = std::sin(static_cast<float>(i)) * 0.05F;
   }
