@@ -94,7 +94,7 @@ Result<std::vector<Range>> execution_ranges(const FamilyContext& context, PlanDa
     return std::vector<Range>{{0, capacity, *context.overrides.family}};
   }
   if (problem.batch_invariant) {
-    plan.notes.push_back("batch_invariant: one family serves every M");
+    plan.notes.emplace_back("batch_invariant: one family serves every M");
     return std::vector<Range>{{0, capacity, ExecutionFamily::kGrouped}};
   }
   const TuningTable* table = tuning_table(context.device.arch);
