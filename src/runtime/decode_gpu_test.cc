@@ -169,7 +169,7 @@ TEST_F(DecodeGpu, OracleOverIdsMapsViewsAndValues) {
       }
     }
   }
-  ASSERT_EQ(cases.size(), 440U);
+  ASSERT_EQ(cases.size(), 448U);
   check_all(cases);
 }
 

@@ -235,7 +235,7 @@ TEST_F(NoAllocation, InBindAndRunEagerAndCaptured) {
       EXPECT_EQ(free_bytes(), free_before) << "eager, M " << tokens;
       const Result<cuda::Graph> graph = cuda::Graph::capture(stage->stream(), [&]() -> Status {
         const Counts at_start;
-        const Status ran = bind_and_run();
+        Status ran = bind_and_run();
         EXPECT_EQ(Counts(), at_start) << "captured, M " << tokens;
         return ran;
       });
