@@ -247,7 +247,7 @@ std::vector<VerifyCase> oracle_cases() {
 }
 
 TEST_F(ResidentGpu, OracleInGuardedMemory) {
-  const Watchdog watchdog(std::chrono::seconds(300));
+  const Watchdog watchdog(std::chrono::seconds(90));
   const std::vector<VerifyCase> cases = oracle_cases();
   ASSERT_EQ(cases.size(), 280U);
   std::atomic<std::size_t> next{0};
