@@ -363,6 +363,23 @@ void expect_spill_fits(const Plan& plan, const Step& step, const Args& args) {
   EXPECT_LE(clusters * (routes + shared) * row, scratch->bytes);
 }
 
+/// One token count of a rung: every step as it would be launched.
+int launch_steps(FakeCall& fake, const Rung& rung, std::int64_t tokens) {
+  int launches = 0;
+  for (const Step& step : rung.steps) {
+    plan::Launch out;
+    const Args args = fake.launch(step, 0, tokens, out);
+    const Variant variant = *variant_from_name(step.kernel);
+    EXPECT_LE(out.geometry.smem_bytes, step.smem_bytes);
+    EXPECT_EQ(out.geometry.cluster.x, variant.cluster);
+    if (variant.spec.role == Role::kDown) {
+      expect_spill_fits(fake.plan, step, args);
+    }
+    ++launches;
+  }
+  return launches;
+}
+
 TEST(CudaLaunch, FitsThePlanAtEveryTokenCountAndNeverSpillsBeyondTheSlice) {
   int launches = 0;
   for (const std::int64_t inner : {256, 2048}) {
@@ -373,17 +390,7 @@ TEST(CudaLaunch, FitsThePlanAtEveryTokenCountAndNeverSpillsBeyondTheSlice) {
       FakeCall fake(planned(problem));
       for (const Rung& rung : fake.plan->ladder) {
         for (std::int64_t tokens = 1; tokens <= rung.m_max; ++tokens) {
-          for (const Step& step : rung.steps) {
-            plan::Launch out;
-            const Args args = fake.launch(step, 0, tokens, out);
-            const Variant variant = *variant_from_name(step.kernel);
-            EXPECT_LE(out.geometry.smem_bytes, step.smem_bytes);
-            EXPECT_EQ(out.geometry.cluster.x, variant.cluster);
-            if (variant.spec.role == Role::kDown) {
-              expect_spill_fits(fake.plan, step, args);
-            }
-            ++launches;
-          }
+          launches += launch_steps(fake, rung, tokens);
         }
       }
     }
