@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoint/config_fields.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/text.h"
@@ -150,6 +151,28 @@ std::vector<std::string> ConfigFields::texts(std::string_view name) {
       return found;
     }
     found.push_back(element.get<std::string>());
+  }
+  return found;
+}
+
+MaybeFact<std::vector<double>> ConfigFields::numbers(std::string_view name) {
+  const Located located = locate({name});
+  if (located.value == nullptr) {
+    return std::nullopt;
+  }
+  Fact<std::vector<double>> found{{}, cat(file_, " ", located.path)};
+  const bool fits =
+      located.value->is_array() &&
+      std::all_of(located.value->begin(), located.value->end(), [](const json& one) {
+        return one.is_null() ||
+               (one.is_number() && std::isfinite(static_cast<float>(one.get<double>())));
+      });
+  if (!fits) {
+    refuse(located, "an array of numbers that f32 holds");
+    return std::nullopt;
+  }
+  for (const json& element : *located.value) {
+    found.value.push_back(element.is_null() ? 0.0 : element.get<double>());
   }
   return found;
 }

@@ -40,6 +40,9 @@ class ConfigFields {
   /// An array of strings; empty when absent.
   [[nodiscard]] std::vector<std::string> texts(std::string_view name);
 
+  /// An array of numbers, null as 0; nullopt when absent.
+  [[nodiscard]] MaybeFact<std::vector<double>> numbers(std::string_view name);
+
   /// Keys of the object at `path`, which counts as read only where its fields are.
   [[nodiscard]] std::vector<std::string> keys(std::string_view path) const;
 

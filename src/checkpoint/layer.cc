@@ -195,8 +195,8 @@ Result<LayerWeights> read_weights(const Checkpoint::State& state, const MoeModul
   return read_linear_experts(tensors, state.config, prefix + "experts.", num_experts);
 }
 
-/// Step-3.5 clamps some of its layers; its formula is none of ours, and leaving it out would give
-/// other numbers without a word.
+/// Step-3.5 clamps some of its layers behind the activation, min(silu(gate), L): none of our
+/// activations does, and leaving it out would give other numbers without a word.
 Status check_layer_clamp(const ModelConfig& config, std::int64_t layer) {
   const auto index = static_cast<std::size_t>(layer);
   if (config.model_type == kDeepseekV4 || index >= config.swiglu_limits.size() ||
@@ -208,7 +208,8 @@ Status check_layer_clamp(const ModelConfig& config, std::int64_t layer) {
                          layer,
                          " at ",
                          config.swiglu_limits[index],
-                         ", nearest supported: layers whose entry is 0"));
+                         " behind the activation, min(silu(gate), limit), while silu's limit stands"
+                         " before it; nearest supported: layers whose entry is 0"));
 }
 
 Status fill_problem(const Checkpoint::State& state,

@@ -168,7 +168,8 @@ Result<const StackedScheme*> match_scheme(const TensorReader& tensors,
   const ModelFacts* facts = find_model_facts(config.model_type);
   const std::string_view model_type = facts == nullptr ? std::string_view() : facts->model_type;
   for (const StackedScheme& scheme : kStackedSchemes) {
-    if (!scheme.model_type.empty() && scheme.model_type != model_type) {
+    if ((!scheme.model_type.empty() && scheme.model_type != model_type) ||
+        !fits_module(scheme, prefix)) {
       continue;
     }
     const NamedTensor* gate_up = tensors.find(cat(prefix, scheme.gate_up_codes));
@@ -181,6 +182,9 @@ Result<const StackedScheme*> match_scheme(const TensorReader& tensors,
       if (is_transposed(gate_up->view, down->view) != scheme.transposed) {
         continue;
       }
+    }
+    if (scheme.gate_up_bias.empty()) {
+      return &scheme;
     }
     const bool down_bias = tensors.find(cat(prefix, scheme.down_bias)) != nullptr;
     const bool gate_up_bias = tensors.find(cat(prefix, scheme.gate_up_bias)) != nullptr;
@@ -251,12 +255,70 @@ RowSelection select(RowOrder order, std::int64_t intermediate_size) {
   return {.gate = 0, .up = intermediate_size, .step = 1};
 }
 
+Status check_apart(const Stack& stack, std::string_view name, const Stack& down) {
+  const WeightMatrix& matrix = stack.first;
+  if (stack.num_experts != down.num_experts || stack.num_experts < 1 ||
+      matrix.rows != down.first.cols || matrix.cols != down.first.rows) {
+    return invalid_argument(cat(printable(name),
+                                " is [",
+                                stack.num_experts,
+                                ", ",
+                                matrix.rows,
+                                ", ",
+                                matrix.cols,
+                                "], down [",
+                                down.num_experts,
+                                ", ",
+                                down.first.rows,
+                                ", ",
+                                down.first.cols,
+                                "], expected [E, I, H] and [E, H, I]"));
+  }
+  return {};
+}
+
+/// gate, up and down each in a tensor of their own, without biases.
+Result<LayerWeights> read_apart(const TensorReader& tensors,
+                                const std::string& prefix,
+                                const StackedScheme& scheme) {
+  const std::string gate_name = cat(prefix, scheme.gate_codes);
+  const std::string up_name = cat(prefix, scheme.gate_up_codes);
+  MOEKIT_ASSIGN_OR_RETURN(const Stack gate, read_plain(tensors, gate_name, scheme.transposed));
+  MOEKIT_ASSIGN_OR_RETURN(const Stack up, read_plain(tensors, up_name, scheme.transposed));
+  MOEKIT_ASSIGN_OR_RETURN(const Stack down,
+                          read_plain(tensors, cat(prefix, scheme.down_codes), scheme.transposed));
+  MOEKIT_RETURN_IF_ERROR(check_apart(gate, gate_name, down));
+  MOEKIT_RETURN_IF_ERROR(check_apart(up, up_name, down));
+  if (up.num_experts > kMaxExperts) {
+    return unsupported(
+        cat(printable(prefix), " has ", up.num_experts, " experts, at most ", kMaxExperts));
+  }
+  LayerWeights layer;
+  layer.scheme = scheme.name;
+  layer.prefix = prefix;
+  layer.format = scheme.format;
+  layer.row_order = scheme.row_order;
+  layer.hidden_size = up.first.cols;
+  layer.intermediate_size = up.first.rows;
+  for (std::int64_t expert = 0; expert < up.num_experts; ++expert) {
+    ExpertWeights weights;
+    weights.gate = expert_matrix(gate, expert);
+    weights.up = expert_matrix(up, expert);
+    weights.down = expert_matrix(down, expert);
+    layer.experts.push_back(weights);
+  }
+  return layer;
+}
+
 }  // namespace
 
 Result<LayerWeights> read_stacked_experts(const TensorReader& tensors,
                                           const std::string& prefix,
                                           const ModelConfig& config) {
   MOEKIT_ASSIGN_OR_RETURN(const StackedScheme* scheme, match_scheme(tensors, prefix, config));
+  if (!scheme->gate_codes.empty()) {
+    return read_apart(tensors, prefix, *scheme);
+  }
   const auto size_of = [](const MaybeFact<std::int64_t>& fact) {
     return fact.has_value() ? std::optional(fact->value) : std::nullopt;
   };

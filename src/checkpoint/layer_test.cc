@@ -235,6 +235,65 @@ TEST(Layer, llama4_is_transposed_gate_first_and_weighted_on_its_input) {
             16);
 }
 
+/// Step-3.5 layer 1: one tensor per projection over three experts, H 16, I 8.
+Tensors step_experts() {
+  const std::string module = "model.layers.1.moe.";
+  return {{module + "gate_proj.weight", "BF16", {3, 8, 16}},
+          {module + "up_proj.weight", "BF16", {3, 8, 16}},
+          {module + "down_proj.weight", "BF16", {3, 16, 8}},
+          {module + "gate.weight", "F32", {3, 16}},
+          {module + "router_bias", "F32", {3}},
+          {"model.layers.0.mlp.up_proj.weight", "BF16", {8, 16}},
+          {"model.layers.1.share_expert.up_proj.weight", "BF16", {8, 16}}};
+}
+
+std::string step_config(const std::string& limits) {
+  return R"({"model_type":"step3p5","moe_num_experts":3,"moe_top_k":2,"hidden_act":"silu",)"
+         R"("moe_router_activation":"sigmoid","norm_expert_weight":true,)"
+         R"("moe_router_scaling_factor":3.0,"swiglu_limits":)" +
+         limits + "}";
+}
+
+TEST(Layer, step_names_one_stacked_tensor_per_projection) {
+  const Composed composed(step_experts(), step_config("[0.0, null, 7.0]"));
+  EXPECT_EQ(composed.state.summary.moe_layers, (std::vector<std::int64_t>{1}));
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_EQ(layer->problem.num_experts, 3);
+  EXPECT_EQ(layer->problem.hidden_size, 16);
+  EXPECT_EQ(layer->problem.intermediate_size, 8);
+  EXPECT_EQ(layer->prefix, "model.layers.1.moe.");
+  ASSERT_TRUE(layer->routing.has_value());
+  EXPECT_EQ(layer->routing->scoring, Scoring::kSigmoid);
+  EXPECT_TRUE(layer->routing->renormalize);
+  EXPECT_TRUE(layer->routing->correction_bias);
+  EXPECT_EQ(layer->routing->scale, 3.0F);
+  const NamedTensor& gate = composed.state.tensors.at("model.layers.1.moe.gate_proj.weight");
+  EXPECT_EQ(layer->source.experts[2].gate.codes,
+            static_cast<const std::byte*>(gate.view.data) + 2 * 2 * 8 * 16);
+}
+
+TEST(Layer, step_tensors_that_do_not_fit) {
+  Tensors tensors = step_experts();
+  find(tensors, "moe.gate_proj.weight")->shape = {3, 8, 24};
+  expect_refused(Composed(tensors, step_config("[]")), kInvalid, "'model.layers.1.moe.gate_proj");
+  tensors = step_experts();
+  find(tensors, "moe.up_proj.weight")->dtype = "F8_E4M3";
+  expect_refused(Composed(tensors, step_config("[]")), kUnsupported, "has dtype e4m3");
+  tensors = step_experts();
+  remove_tensor(tensors, "moe.gate_proj.weight");
+  expect_refused(Composed(tensors, step_config("[]")), kInvalid, "missing tensor");
+}
+
+TEST(Layer, step_clamps_behind_the_activation_are_refused_with_their_value) {
+  expect_refused(Composed(step_experts(), step_config("[0, 7.0]")),
+                 kUnsupported,
+                 "swiglu_limits clamps layer 1 at 7 behind the activation");
+  const Result<ModelConfig> text = read_model_config(step_config(R"(["7"])"), std::nullopt);
+  EXPECT_EQ(text.status().code(), kInvalid);
+  EXPECT_NE(text.status().message().find("swiglu_limits"), std::string_view::npos);
+}
+
 TEST(Layer, quantisations_that_contradict_packed_experts) {
   const Composed nvfp4(packed("weight", "F8_E4M3", 16, "weight_scale_2"));
   ASSERT_TRUE(nvfp4.layer().has_value());

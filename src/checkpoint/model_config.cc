@@ -52,9 +52,10 @@ void read_sizes(ConfigFields& fields, ModelConfig& config) {
 void read_routing(ConfigFields& fields, ModelConfig& config) {
   config.num_groups = fields.integer({"n_group"});
   config.top_groups = fields.integer({"topk_group"});
-  config.renormalize = fields.boolean({"norm_topk_prob"});
-  config.routed_scaling = fields.number({"routed_scaling_factor"});
-  config.scoring = fields.text({"scoring_func"});
+  // The second of two names is Step-3.5's.
+  config.renormalize = fields.boolean({"norm_topk_prob", "norm_expert_weight"});
+  config.routed_scaling = fields.number({"routed_scaling_factor", "moe_router_scaling_factor"});
+  config.scoring = fields.text({"scoring_func", "moe_router_activation"});
   config.topk_method = fields.text({"topk_method"});
 }
 
@@ -63,6 +64,10 @@ void read_activation(ConfigFields& fields, ModelConfig& config) {
   config.activation = fields.text({"mlp_hidden_act", "hidden_act", "hidden_activation"});
   config.swiglu_limit = fields.number({"swiglu_limit"});
   config.swiglu_alpha = fields.number({"swiglu_alpha"});
+  if (MaybeFact<std::vector<double>> limits = fields.numbers("swiglu_limits"); limits.has_value()) {
+    config.swiglu_limits = std::move(limits->value);
+    config.swiglu_limits_origin = std::move(limits->origin);
+  }
 }
 
 QuantizationClaim read_claim(ConfigFields& fields, const std::string& object) {

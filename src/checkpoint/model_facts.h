@@ -103,6 +103,13 @@ inline constexpr std::array kModelFacts{
                ActivationKind::kSilu},
     ModelFacts{
         "minimax_m2", Scoring::kSigmoid, Renormalize::kAlways, 1.0, 1, 1, ActivationKind::kSilu},
+    ModelFacts{"step3p5",
+               Scoring::kSigmoid,
+               Renormalize::kFieldElseTrue,
+               1.0,
+               1,
+               1,
+               ActivationKind::kSilu},
     ModelFacts{"nemotron_h",
                Scoring::kSigmoid,
                Renormalize::kFieldElseTrue,

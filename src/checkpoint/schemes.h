@@ -156,6 +156,8 @@ struct StackedScheme {
   RowOrder row_order;
   bool bias_required;
   std::string_view model_type = "";  // the only model that stores so; empty: told by the tensors
+  std::string_view gate_codes = "";  // gate apart from up, which gate_up_codes then names alone
+  std::string_view module = "";      // the name that `<module>` ends with; empty: any
 };
 
 inline constexpr std::array kStackedSchemes{
@@ -219,7 +221,31 @@ inline constexpr std::array kStackedSchemes{
                   false,
                   RowOrder::kGateUp,
                   false},
+    // Step-3.5: one tensor per projection. Dense layers have the same names without `moe.`.
+    StackedScheme{"bf16",
+                  Format::kBf16,
+                  "up_proj.weight",
+                  "",
+                  "",
+                  "down_proj.weight",
+                  "",
+                  "",
+                  false,
+                  RowOrder::kGateUp,
+                  false,
+                  "",
+                  "gate_proj.weight",
+                  "moe."},
 };
+
+/// Whether `prefix`, what stands before a scheme's names, is a module of it.
+[[nodiscard]] constexpr bool fits_module(const StackedScheme& scheme, std::string_view prefix) {
+  if (!prefix.ends_with(scheme.module)) {
+    return false;
+  }
+  prefix.remove_suffix(scheme.module.size());
+  return prefix.empty() || prefix.ends_with('.');
+}
 
 /// GGUF: one tensor per projection over all experts, behind `blk.L.`.
 inline constexpr std::string_view kGgufGate = "ffn_gate_exps.weight";
@@ -247,8 +273,8 @@ inline constexpr std::array<std::string_view, 3> kRouterWeights{
     "gate.weight", "router.weight", "ffn_gate_inp.weight"};
 inline constexpr std::array<std::string_view, 3> kRouterBiases{
     "router.bias", "gate.bias", "ffn_gate_inp.bias"};
-inline constexpr std::array<std::string_view, 3> kCorrectionBiases{
-    "gate.e_score_correction_bias", "e_score_correction_bias", "exp_probs_b.bias"};
+inline constexpr std::array<std::string_view, 4> kCorrectionBiases{
+    "gate.e_score_correction_bias", "e_score_correction_bias", "exp_probs_b.bias", "router_bias"};
 inline constexpr std::array<std::string_view, 2> kHashTables{"gate.tid2eid",
                                                              "ffn_gate_tid2eid.weight"};
 /// Of routers whose projection reads an input of its own (Gemma-4).

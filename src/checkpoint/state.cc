@@ -138,7 +138,7 @@ void note_stacked_experts(std::string_view name, Checkpoint::State& state) {
   for (const StackedScheme& scheme : kStackedSchemes) {
     if (name.ends_with(scheme.gate_up_codes)) {
       const std::string_view prefix = name.substr(0, name.size() - scheme.gate_up_codes.size());
-      if (prefix.empty() || prefix.ends_with('.')) {
+      if (fits_module(scheme, prefix)) {
         note_module(prefix, std::nullopt, state);
       }
     }
