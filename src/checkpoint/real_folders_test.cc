@@ -74,15 +74,25 @@ TEST_P(RealFolder, problem_and_routing) {
   EXPECT_EQ(layer_.routing->num_groups, expected.num_groups);
   EXPECT_EQ(layer_.routing->top_groups, expected.top_groups);
   EXPECT_EQ(layer_.routing->top_k, expected.top_k);
-  EXPECT_EQ(layer_.routing->correction_bias, expected.scoring == Scoring::kSigmoid);
-  EXPECT_EQ(layer_.router.weight.shape[0], expected.experts);
-  EXPECT_EQ(layer_.router.weight.shape[1], expected.hidden);
+  EXPECT_EQ(layer_.routing->correction_bias,
+            expected.correction_bias.value_or(expected.scoring == Scoring::kSigmoid));
+  EXPECT_EQ(layer_.routing->expert_scale, expected.expert_scale);
+  EXPECT_EQ(layer_.routing->hash_table, expected.hash_table);
+  EXPECT_EQ(problem.router_weight_on_input, expected.weight_on_input);
+  EXPECT_EQ(layer_.router.weight.data != nullptr, expected.plain_router);
+  if (expected.plain_router) {
+    EXPECT_EQ(layer_.router.weight.shape[0], expected.experts);
+    EXPECT_EQ(layer_.router.weight.shape[1], expected.hidden);
+  }
   const bool gpt_oss = expected.activation == ActivationKind::kSwigluOai;
   EXPECT_EQ(problem.gate_up_bias, gpt_oss);
   EXPECT_EQ(problem.down_bias, gpt_oss);
   const bool interleaved = gpt_oss && !expected.scheme.starts_with("gguf_");
   EXPECT_EQ(problem.row_order, interleaved ? RowOrder::kInterleaved : RowOrder::kGateUp);
   EXPECT_EQ(layer_.router.bias.data != nullptr, gpt_oss);
+  if (expected.limit != 0.0F) {
+    EXPECT_EQ(problem.activation.limit, expected.limit);
+  }
   if (gpt_oss) {
     EXPECT_EQ(problem.activation.limit, 7.0F);
     EXPECT_EQ(problem.activation.alpha, 1.702F);
@@ -219,8 +229,8 @@ std::vector<Expected> with_forward() {
 
 class InferredRouting : public RealFolder {};
 
-/// The correction bias as f32; some of the files hold it as BF16.
-std::vector<float> widened_bias(const TensorView& bias) {
+/// A vector of the router as f32; some of the files hold it as BF16.
+std::vector<float> widened(const TensorView& bias) {
   std::vector<float> values;
   for (std::int64_t i = 0; bias.data != nullptr && i < bias.shape[0]; ++i) {
     values.push_back(bias.dtype == DType::kF32 ? static_cast<const float*>(bias.data)[i]
@@ -241,12 +251,20 @@ TEST_P(InferredRouting, selects_what_the_model_selects) {
   std::vector<std::int32_t> got_ids(static_cast<std::size_t>(tokens * top_k));
   std::vector<float> got_weights(got_ids.size());
   ASSERT_TRUE(layer_.routing.has_value());
-  const std::vector<float> bias = widened_bias(layer_.router.correction_bias);
-  const RouteArguments arguments{
+  const std::vector<float> bias = widened(layer_.router.correction_bias);
+  const std::vector<float> expert_scale = widened(layer_.router.expert_scale);
+  RouteArguments arguments{
       .logits = logits,
       .correction_bias = bias.empty() ? nullptr : bias.data(),
+      .expert_scale = expert_scale.empty() ? nullptr : expert_scale.data(),
       .topk_ids = matrix_view(got_ids.data(), DType::kI32, tokens, top_k),
       .topk_weights = matrix_view(got_weights.data(), DType::kF32, tokens, top_k)};
+  if (layer_.routing->hash_table) {
+    const TensorView& table = layer_.router.hash_table;
+    arguments.hash_table = {.expert_ids = static_cast<const std::int32_t*>(table.data),
+                            .num_rows = table.shape[0],
+                            .token_ids = expected->find("token_ids")->view};
+  }
   const Status status = route(*layer_.routing, arguments);
   ASSERT_TRUE(status.ok()) << status.to_string();
   EXPECT_GE(tokens, 9);

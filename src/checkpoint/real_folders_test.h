@@ -4,6 +4,7 @@
 // What every folder of testdata/checkpoints/ must be read as. For tests of this layer only.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,12 @@ struct Expected {
   float scale = 1.0F;
   std::int64_t top_groups = 1;
   std::int64_t num_groups = 1;
+  std::optional<bool> correction_bias{};  // empty: with sigmoid scores alone
+  bool weight_on_input = false;
+  bool expert_scale = false;
+  bool hash_table = false;
+  bool plain_router = true;  // the logits are a plain product of the experts' input
+  float limit = 0.0F;        // of silu; 0: none
 };
 
 inline const std::vector<Expected> kExpected{
@@ -224,6 +231,89 @@ inline const std::vector<Expected> kExpected{
              .intermediate = 96,
              .experts = 4,
              .top_k = 2},
+
+    Expected{.folder = "quark_mxfp4_qwen3_moe",
+             .scheme = "quark_mxfp4",
+             .recipe = Recipe::kW4a16Mxfp4,
+             .hidden = 64,
+             .intermediate = 32,
+             .experts = 4,
+             .top_k = 2},
+    Expected{.folder = "minimax_m2_fp8_block128",
+             .layer = 0,
+             .scheme = "fp8_block128",
+             .recipe = Recipe::kW8a8Fp8Block128,
+             .hidden = 256,
+             .intermediate = 16,
+             .experts = 3,
+             .top_k = 2,
+             .scoring = Scoring::kSigmoid},
+    Expected{.folder = "minimax_m2_bf16",
+             .layer = 0,
+             .scheme = "bf16",
+             .recipe = Recipe::kW16a16,
+             .hidden = 72,
+             .intermediate = 40,
+             .experts = 5,
+             .top_k = 2,
+             .scoring = Scoring::kSigmoid},
+    Expected{.folder = "step3p5_bf16",
+             .layer = 0,
+             .scheme = "bf16",
+             .recipe = Recipe::kW16a16,
+             .hidden = 56,
+             .intermediate = 24,
+             .experts = 4,
+             .top_k = 2,
+             .scoring = Scoring::kSigmoid,
+             .scale = 3.0F},
+    Expected{.folder = "llama4_bf16",
+             .layer = 0,
+             .scheme = "bf16",
+             .recipe = Recipe::kW16a16,
+             .hidden = 72,
+             .intermediate = 40,
+             .experts = 5,
+             .top_k = 1,
+             .scoring = Scoring::kSigmoid,
+             .renormalize = false,
+             .correction_bias = false,
+             .weight_on_input = true},
+    Expected{.folder = "gemma4_bf16",
+             .layer = 0,
+             .scheme = "bf16",
+             .recipe = Recipe::kW16a16,
+             .hidden = 72,
+             .intermediate = 40,
+             .experts = 5,
+             .top_k = 2,
+             .activation = ActivationKind::kGeluTanh,
+             .expert_scale = true,
+             .plain_router = false},
+    Expected{.folder = "deepseek_v4_mxfp4",
+             .scheme = "deepseek_v4_mxfp4",
+             .recipe = Recipe::kW4a16Mxfp4,
+             .hidden = 64,
+             .intermediate = 32,
+             .experts = 4,
+             .top_k = 2,
+             .scoring = Scoring::kSqrtSoftplus,
+             .scale = 1.5F,
+             .correction_bias = true,
+             .limit = 1.5F},
+    Expected{.folder = "deepseek_v4_hash_mxfp4",
+             .layer = 0,
+             .scheme = "deepseek_v4_mxfp4",
+             .recipe = Recipe::kW4a16Mxfp4,
+             .hidden = 64,
+             .intermediate = 32,
+             .experts = 4,
+             .top_k = 2,
+             .scoring = Scoring::kSqrtSoftplus,
+             .scale = 1.5F,
+             .correction_bias = false,
+             .hash_table = true,
+             .limit = 1.5F},
 };
 
 }  // namespace moekit

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from models import ARCHITECTURES
+from models import ARCHITECTURES, TOKEN_IDS
 
 TOKENS = 9
 TOKEN_SCALES = (1.0, 0.25, 1.0, 1.5, 1.0, 0.05, 1.0, 0.5, 1.0)
@@ -17,7 +17,12 @@ TOKEN_SCALES = (1.0, 0.25, 1.0, 1.5, 1.0, 0.05, 1.0, 0.5, 1.0)
 
 def route(block: torch.nn.Module, architecture: str, hidden: torch.Tensor):
     """(logits, weights, ids) of the block's own router, in the dtype that the block has."""
-    return getattr(block, ARCHITECTURES[architecture].router)(hidden)
+    spec = ARCHITECTURES[architecture]
+    return spec.route(block, hidden) if spec.route else getattr(block, spec.router)(hidden)
+
+
+def run_experts(block: torch.nn.Module, architecture: str, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor):
+    return ARCHITECTURES[architecture].run(block, hidden, ids, weights)
 
 
 def same_experts(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -55,14 +60,16 @@ def expected_values(bf16_block, exact_block, architecture: str, hidden_size: int
     hidden = clear_tokens(bf16_block, architecture, hidden_size, seed)
     logits, weights, ids = route(copy.deepcopy(bf16_block).float(), architecture, hidden.float())
     wide = copy.deepcopy(exact_block).double()
-    output = wide.experts(hidden.double(), ids, weights.double())
+    output = run_experts(wide, architecture, hidden.double(), ids, weights.double())
     _, bf16_weights, bf16_ids = route(bf16_block, architecture, hidden)
     assert same_experts(ids, bf16_ids)
-    output_bf16 = bf16_block.experts(hidden, bf16_ids, bf16_weights)
+    output_bf16 = run_experts(bf16_block, architecture, hidden, bf16_ids, bf16_weights)
     assert torch.isfinite(output).all() and output.abs().amax(1).min() > 0
     deviation = (output - output_bf16.double()).abs().max() / output.abs().max()
     assert deviation < 0.05, f"{architecture}: BF16 and F64 forwards differ by {deviation:.3g} of the largest output"
+    tokens = {"token_ids": torch.tensor(TOKEN_IDS)} if architecture.endswith("_hash") else {}
     return {
+        **tokens,
         "hidden_states": hidden,
         "router_logits": logits.float(),
         "topk_ids": ids.to(torch.int64),
@@ -72,12 +79,12 @@ def expected_values(bf16_block, exact_block, architecture: str, hidden_size: int
     }
 
 
-def write_input(folder: Path, hidden: torch.Tensor) -> None:
+def write_input(folder: Path, values: dict[str, torch.Tensor]) -> None:
     """input.safetensors is what `moekit run --input` takes."""
-    save_file({"hidden_states": hidden.contiguous()}, folder / "input.safetensors")
+    save_file({name: values[name] for name in ("hidden_states", "token_ids") if name in values}, folder / "input.safetensors")
 
 
 def write_expected(folder: Path, values: dict[str, torch.Tensor]) -> None:
     tensors = {name: value.contiguous().clone() for name, value in values.items()}
     save_file(tensors, folder / "expected.safetensors")
-    write_input(folder, tensors["hidden_states"])
+    write_input(folder, tensors)

@@ -24,15 +24,17 @@ from provenance import check_no_paths, write_provenance
 if importlib.util.find_spec("llmcompressor"):
     import compressed_nvfp4
     import int4_files
+    import plain
 
-    CASES = {**compressed_nvfp4.CASES, **int4_files.CASES}
+    CASES = {**compressed_nvfp4.CASES, **int4_files.CASES, **plain.STEP_CASES}
 else:
+    import block_formats
     import gguf_files
     import gpt_oss_mxfp4
     import modelopt_nvfp4
     import plain
 
-    CASES = {**plain.CASES, **modelopt_nvfp4.CASES, **gpt_oss_mxfp4.CASES, **gguf_files.CASES}
+    CASES = {**plain.CASES, **modelopt_nvfp4.CASES, **gpt_oss_mxfp4.CASES, **gguf_files.CASES, **block_formats.CASES}
 
 
 def main() -> None:

@@ -170,7 +170,7 @@ def make_dormant(folder: Path) -> Facts:
         assert tensors[f"{stem}.weight_scale_2"] == 0 and tensors[f"{stem}.weight_scale"].float().isnan().all()
         assert (tensors[f"{stem}.weight_scale"].view(torch.uint8) == 0xFF).all() and (tensors[f"{stem}.weight"] == 0x77).all()
         assert dequantise(tensors, stem).isnan().all()
-    write_input(folder, torch.randn(4, 48, generator=torch.Generator().manual_seed(seed + 1)).to(torch.bfloat16))
+    write_input(folder, {"hidden_states": torch.randn(4, 48, generator=torch.Generator().manual_seed(seed + 1)).to(torch.bfloat16)})
     return Facts(about="Qwen3-MoE, H 48, I 16, E 4, top-2, with a **dormant** expert 2: the weights that went in are all zero."
                        " There is no expected.safetensors: ModelOpt's own dequantisation of this expert is NaN.",
                  tool=case.tool(), layer=1, seed=seed, numerics=["none: a loader refuses the layer, or says what it does instead"],

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from expected import expected_values, write_expected
-from models import ARCHITECTURES, make_model, moe_block
+from models import ARCHITECTURES, make_model, model_class, moe_block
 from provenance import COMMON_NUMERICS, Facts
 
 
@@ -26,10 +25,12 @@ class PlainCase:
     def __call__(self, folder: Path) -> Facts:
         model = make_model(self.architecture, self.seed, **self.extents)
         model.save_pretrained(folder, max_shard_size=self.max_shard_size)
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, experts_implementation="eager").eval()
+        loaded = model_class(self.architecture).from_pretrained(
+            folder, dtype=torch.bfloat16, experts_implementation="eager").eval()
         assert_same(model, loaded)
         block = moe_block(loaded, self.architecture)
-        write_expected(folder, expected_values(block, block, self.architecture, model.config.hidden_size, self.seed + 1))
+        write_expected(folder, expected_values(
+            block, block, self.architecture, model.config.get_text_config().hidden_size, self.seed + 1))
         return Facts(about=self.about, tool=f"`{type(model).__name__}.save_pretrained` of transformers; expected values from the"
                      " model read back with `from_pretrained`", layer=ARCHITECTURES[self.architecture].layer, seed=self.seed,
                      numerics=COMMON_NUMERICS, notes=list(self.notes))
@@ -79,4 +80,31 @@ CASES = {
         {"hidden_size": 88, "intermediate_size": 56, "num_local_experts": 5, "num_experts_per_tok": 3},
         "gpt-oss unquantised, H 88, I 56, E 5, top-3, softmax over the selected logits. Fused **transposed** tensors:"
         " `gate_up_proj` [E,H,2I] with columns g0, u0, g1, u1, …, `down_proj` [E,I,H], biases, router bias; swiglu limit 7."),
+    "minimax_m2_bf16": PlainCase(
+        "minimax_m2", 20240771,
+        {"hidden_size": 72, "intermediate_size": 40, "num_local_experts": 5, "num_experts_per_tok": 2},
+        "MiniMax-M2, H 72, I 40, E 5, top-2, sigmoid scores, correction bias, no groups, renormalised; names"
+        " `block_sparse_moe.experts.e.{w1,w2,w3}`, `block_sparse_moe.e_score_correction_bias` (BF16, as transformers writes it)."),
+    "gemma4_bf16": PlainCase(
+        "gemma4", 20240772,
+        {"hidden_size": 72, "moe_intermediate_size": 40, "num_experts": 5, "top_k_experts": 2},
+        "Gemma-4, H 72, I 40, E 5, top-2, softmax over all, renormalised, times a learned `per_expert_scale`; gelu_tanh; fused"
+        " `experts.gate_up_proj` [E,2I,H] beside a dense MLP.",
+        ("The router normalises its input and multiplies it by `router.scale` before `router.proj`, and in the model it reads the"
+         " residual while the experts read it after a norm: logits are given, not computed from `hidden_states` by a plain product."
+         " Here `hidden_states` stands for both.",)),
+    "llama4_bf16": PlainCase(
+        "llama4", 20240773,
+        {"hidden_size": 72, "intermediate_size": 40, "num_local_experts": 5},
+        "Llama-4, H 72, I 40, E 5, top-1, sigmoid of the selected logit **on the experts' input**; fused **transposed**"
+        " `feed_forward.experts.gate_up_proj` [E,H,2I], gate columns first; shared expert.",
+        ("`output` is the experts' module on `hidden_states` times the score, in float64; the BF16 model rounds that product.",)),
 }
+STEP_CASES = {}
+if "step3p5" in ARCHITECTURES:
+    STEP_CASES = {"step3p5_bf16": PlainCase(
+        "step3p5", 20240774,
+        {"hidden_size": 56, "moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2},
+        "Step-3.5, H 56, I 24, E 4, top-2, sigmoid scores, router bias, renormalised, `moe_router_scaling_factor` 3; stacked"
+        " `moe.{gate,up,down}_proj.weight` [E,.,.]; layer 1 clamps its experts (`swiglu_limits` 7), layer 0 does not.",
+        ("The clamp of layer 1 stands behind the activation, `min(silu(g), L)`: no activation of moekit does that, so the layer is refused.",))}

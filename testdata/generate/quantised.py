@@ -12,8 +12,11 @@ from safetensors.torch import load_file
 
 from models import ARCHITECTURES
 
-PROJECTIONS = {"nemotron_h": ("up_proj", "down_proj")}
-FILE_PREFIX = {"nemotron_h": "backbone.layers.{layer}.mixer.experts.", "mixtral": "model.layers.{layer}.block_sparse_moe.experts."}
+PROJECTIONS = {"nemotron_h": ("up_proj", "down_proj"), **{name: ("w1", "w3", "w2") for name in (
+    "minimax_m2", "deepseek_v4", "deepseek_v4_hash")}}
+FILE_PREFIX = {"minimax_m2": "model.layers.{layer}.block_sparse_moe.experts.", "deepseek_v4": "layers.{layer}.ffn.experts.",
+               "deepseek_v4_hash": "layers.{layer}.ffn.experts.",
+               "nemotron_h": "backbone.layers.{layer}.mixer.experts.", "mixtral": "model.layers.{layer}.block_sparse_moe.experts."}
 SHOWN_EXPERT = 1  # the one with a tiny row and a zero row, see models.fill_experts
 
 
