@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The three JSON files of a Hugging Face folder from hostile bytes, beside well-formed tensors:
 // config.json, hf_quant_config.json and model.safetensors.index.json, separated by 0x1E.
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "moekit/checkpoint.h"
 
 #include "checkpoint/composed_files_test.h"
+#include "checkpoint/fuzz_inputs_test.h"
 #include "checkpoint/state.h"
 
 namespace {
@@ -19,8 +18,7 @@ namespace {
 using moekit::Checkpoint;
 using moekit::Status;
 using moekit::checkpoint::ComposedTensor;
-
-constexpr char kSeparator = '\x1E';
+using moekit::checkpoint::FuzzTexts;
 
 std::vector<ComposedTensor> linear_experts() {
   std::vector<ComposedTensor> tensors{
@@ -57,75 +55,17 @@ std::vector<ComposedTensor> stacked_experts() {
           {base + "experts.down_proj_bias", "BF16", {3, 40}}};
 }
 
-/// The tensors of one linear layer [rows, cols] in a quantised scheme, by suffix.
-using Scheme = std::vector<ComposedTensor> (*)(std::int64_t rows, std::int64_t cols);
-
-constexpr std::array<Scheme, 6> kSchemes{
-    [](std::int64_t rows, std::int64_t cols) {
-      return std::vector<ComposedTensor>{{"weight", "U8", {rows, cols / 2}},
-                                         {"weight_scale", "F8_E4M3", {rows, cols / 16}},
-                                         {"weight_scale_2", "F32", {}}};
-    },
-    [](std::int64_t rows, std::int64_t cols) {
-      return std::vector<ComposedTensor>{{"weight_packed", "U8", {rows, cols / 2}},
-                                         {"weight_scale", "U8", {rows, cols / 32}}};
-    },
-    [](std::int64_t rows, std::int64_t cols) {
-      return std::vector<ComposedTensor>{{"weight", "F8_E4M3", {rows, cols}},
-                                         {"weight_scale_inv", "BF16", {1, 1}}};
-    },
-    [](std::int64_t rows, std::int64_t cols) {
-      return std::vector<ComposedTensor>{{"weight_packed", "I32", {rows, cols / 8}},
-                                         {"weight_scale", "BF16", {rows, cols / 32}},
-                                         {"weight_zero_point", "I32", {rows / 8, cols / 32}}};
-    },
-    [](std::int64_t rows, std::int64_t cols) {
-      return std::vector<ComposedTensor>{{"qweight", "I32", {cols, rows / 8}},
-                                         {"qzeros", "I32", {cols / 32, rows / 8}},
-                                         {"scales", "F16", {cols / 32, rows}}};
-    },
-    [](std::int64_t rows, std::int64_t cols) {
-      return std::vector<ComposedTensor>{{"qweight", "I32", {cols / 8, rows}},
-                                         {"qzeros", "I32", {cols / 64, rows / 8}},
-                                         {"scales", "F32", {cols / 64, rows}},
-                                         {"g_idx", "I32", {cols}}};
-    }};
-
-std::vector<ComposedTensor> quantised_experts(Scheme scheme) {
-  std::vector<ComposedTensor> tensors{{"model.layers.1.mlp.gate.weight", "BF16", {1, 64}}};
-  for (const char* projection : {"gate_proj.", "up_proj.", "down_proj."}) {
-    for (ComposedTensor tensor : scheme(64, 64)) {
-      tensor.name = std::string("model.layers.1.mlp.experts.0.") + projection + tensor.name;
-      tensors.push_back(tensor);
-    }
-  }
-  return tensors;
-}
-
 const std::vector<std::string>& tensor_files() {
   static const std::vector<std::string> files = [] {
     std::vector<std::string> made{moekit::checkpoint::compose_zeros(linear_experts()),
                                   moekit::checkpoint::compose_zeros(ungated_experts()),
                                   moekit::checkpoint::compose_zeros(stacked_experts())};
-    for (const Scheme scheme : kSchemes) {
-      made.push_back(moekit::checkpoint::compose_zeros(quantised_experts(scheme)));
+    for (const moekit::checkpoint::FuzzFile& file : moekit::checkpoint::scheme_files()) {
+      made.push_back(file.bytes);
     }
     return made;
   }();
   return files;
-}
-
-/// Up to three texts; an empty one counts as an absent file.
-std::array<std::optional<std::string>, 3> split(std::string_view input) {
-  std::array<std::optional<std::string>, 3> texts;
-  for (std::optional<std::string>& text : texts) {
-    const std::size_t end = input.find(kSeparator);
-    if (const std::string_view part = input.substr(0, end); !part.empty()) {
-      text = std::string(part);
-    }
-    input = end == std::string_view::npos ? std::string_view() : input.substr(end + 1);
-  }
-  return texts;
 }
 
 void require_one_line(const Status& status) {
@@ -135,10 +75,10 @@ void require_one_line(const Status& status) {
 }
 
 void read_folder(const std::string& file,
-                 const std::array<std::optional<std::string>, 3>& texts,
+                 const FuzzTexts& texts,
                  const moekit::checkpoint::WeightIndex* index) {
   moekit::Result<moekit::checkpoint::ModelConfig> config =
-      moekit::checkpoint::read_model_config(texts[0], texts[1]);
+      moekit::checkpoint::read_model_config(texts.config, texts.hf_quant_config);
   require_one_line(config.status());
   if (!config.has_value()) {
     return;
@@ -160,11 +100,12 @@ void read_folder(const std::string& file,
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t size) {
-  const auto texts = split({reinterpret_cast<const char*>(input), size});
+  const FuzzTexts texts =
+      moekit::checkpoint::fuzzed_texts({reinterpret_cast<const char*>(input), size});
   std::optional<moekit::checkpoint::WeightIndex> index;
-  if (texts[2].has_value()) {
+  if (texts.index.has_value()) {
     moekit::Result<moekit::checkpoint::WeightIndex> parsed =
-        moekit::checkpoint::parse_weight_index(*texts[2]);
+        moekit::checkpoint::parse_weight_index(*texts.index);
     require_one_line(parsed.status());
     if (parsed.has_value()) {
       index = std::move(*parsed);

@@ -10,7 +10,7 @@
 #include "moekit/checkpoint.h"
 #include "moekit/format.h"
 
-#include "checkpoint/composed_files_test.h"
+#include "checkpoint/fuzz_inputs_test.h"
 #include "checkpoint/state.h"
 
 namespace {
@@ -58,24 +58,14 @@ void touch(const CheckpointLayer& layer) {
   }
 }
 
-/// Even first byte: the rest is a whole file. Odd: two bytes of size, then the header's text alone,
-/// so that mutations need not keep the length prefix right.
-std::string file_of(const std::uint8_t* input, std::size_t size) {
-  const std::string rest(reinterpret_cast<const char*>(input) + 1, size - 1);
-  if (input[0] % 2 == 0 || rest.size() < 2) {
-    return rest;
-  }
-  const std::size_t num_bytes = std::size_t{input[1]} | std::size_t{input[2]} << 8;
-  return moekit::checkpoint::compose_file(std::string_view(rest).substr(2), num_bytes);
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t size) {
   if (size == 0) {
     return 0;
   }
-  const std::string file = file_of(input, size);
+  const std::string file =
+      moekit::checkpoint::fuzzed_file({reinterpret_cast<const char*>(input), size});
   Checkpoint::State state;
   const moekit::Status status = moekit::checkpoint::add_tensors(
       {.name = "fuzz.safetensors", .bytes = moekit::checkpoint::as_bytes(file)}, nullptr, state);
