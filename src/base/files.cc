@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
+#include <csignal>
 #include <fcntl.h>
 #include <filesystem>
 #include <sys/mman.h>
@@ -130,12 +132,32 @@ Result<std::string> read_text_file(const std::string& path, std::int64_t max_byt
   return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
+namespace {
+
+constexpr std::string_view kTemporaryMark = ".tmp-";
+
+/// The process in `NAME.tmp-PID-N`, or 0.
+pid_t owner_of(std::string_view name) {
+  const std::size_t mark = name.rfind(kTemporaryMark);
+  pid_t process = 0;
+  if (mark != std::string_view::npos) {
+    const std::string_view digits = name.substr(mark + kTemporaryMark.size());
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), process);
+    const bool whole = error == std::errc() && end != digits.data() + digits.size() && *end == '-';
+    return whole && process > 0 ? process : 0;
+  }
+  return process;
+}
+
+}  // namespace
+
 Result<PendingFile> PendingFile::create(const std::string& path) {
   MOEKIT_RETURN_IF_ERROR(check_path(path));
   MOEKIT_ASSIGN_OR_RETURN(const std::string place, resolve_destination(path));
   static std::atomic<std::uint64_t> counter{0};
   const std::string temporary =
-      cat(place, ".tmp-", static_cast<std::int64_t>(::getpid()), "-", counter.fetch_add(1));
+      cat(place, kTemporaryMark, static_cast<std::int64_t>(::getpid()), "-", counter.fetch_add(1));
   const int descriptor = retry_open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (descriptor < 0) {
     return system_error("create", temporary, errno);
@@ -224,6 +246,21 @@ Result<std::vector<std::string>> list_folder(const std::string& path) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+Status remove_abandoned_files(const std::string& folder) {
+  MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_folder(folder));
+  for (const std::string& name : names) {
+    const pid_t process = owner_of(name);
+    if (process == 0 || ::kill(process, 0) == 0 || errno != ESRCH) {
+      continue;
+    }
+    const std::string path = cat(folder, "/", name);
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+      return system_error("remove", path, errno);
+    }
+  }
+  return {};
 }
 
 std::string parent_folder(const std::string& path) {

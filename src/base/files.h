@@ -77,6 +77,10 @@ class PendingFile {
 /// Names of the entries of a folder, sorted.
 [[nodiscard]] Result<std::vector<std::string>> list_folder(const std::string& path);
 
+/// Unlinks what PendingFile left in a folder when its process was killed; temporaries of processes
+/// that run stay.
+[[nodiscard]] Status remove_abandoned_files(const std::string& folder);
+
 /// Everything before the last '/', or "." without one.
 [[nodiscard]] std::string parent_folder(const std::string& path);
 

@@ -48,6 +48,22 @@ TEST_F(FilesTest, published_file_reads_back_and_leaves_no_temporary) {
   EXPECT_EQ(count_entries(), 1U);
 }
 
+TEST_F(FilesTest, temporaries_of_processes_that_are_gone_are_removed) {
+  Result<PendingFile> mine = PendingFile::create(folder_ + "/mine");
+  ASSERT_TRUE(mine.has_value());
+  // No process has the largest id: Linux gives at most 2^22.
+  std::ofstream(folder_ + "/a.tmp-2147483647-0") << "half";
+  for (const char* other : {"/a.tmp-x-0", "/a.tmp-0-0", "/a.tmp-2147483647", "/a.tmp--1-0", "/a"}) {
+    std::ofstream(folder_ + other) << "whole";
+  }
+  EXPECT_EQ(count_entries(), 7U);
+  EXPECT_TRUE(remove_abandoned_files(folder_).ok());
+  EXPECT_EQ(count_entries(), 6U);
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/a.tmp-2147483647-0"));
+  EXPECT_TRUE(mine->publish().ok());
+  EXPECT_EQ(remove_abandoned_files(folder_ + "/none").code(), StatusCode::kIo);
+}
+
 TEST_F(FilesTest, a_dropped_file_leaves_nothing_and_the_old_one_stays) {
   const std::string path = folder_ + "/a";
   std::ofstream(path) << "old";

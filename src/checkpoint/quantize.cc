@@ -295,7 +295,7 @@ class Quantizer {
     if (fs::equivalent(folder_, source_folder(), error)) {
       return invalid_argument(cat(folder_, " is the source's own folder"));
     }
-    return {};
+    return base::remove_abandoned_files(folder_);
   }
 
   /// True when the file there is whole and came from the same source and options.

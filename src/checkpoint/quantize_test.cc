@@ -2,9 +2,14 @@
 // quantize_checkpoint on real BF16 folders: what it writes reads back as what it encoded, an
 // interrupted call goes on, and nothing that is not its own is overwritten.
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
+#include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -170,6 +175,67 @@ TEST(QuantizeFolder, an_interrupted_call_goes_on_and_reports_the_same) {
       quantize_checkpoint(*source, out, {.format = Format::kMxfp4});
   ASSERT_TRUE(other.has_value()) << other.status().to_string();
   EXPECT_EQ(other->files_kept, 0);
+}
+
+/// name -> bytes of every file of a folder.
+std::map<std::string, std::string> files_of(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    files[entry.path().filename().string()] =
+        std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  return files;
+}
+
+/// Starts quantising in another process and kills it after `delay`; true when it had not finished.
+bool kill_while_quantising(const Checkpoint& source,
+                           const std::string& out,
+                           std::chrono::microseconds delay) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const Result<QuantizeReport> report = quantize_checkpoint(source, out, {.num_threads = 1});
+    ::_exit(report.has_value() ? 0 : 1);
+  }
+  EXPECT_GT(child, 0);
+  std::this_thread::sleep_for(delay);
+  ::kill(child, SIGKILL);
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return WIFSIGNALED(status);
+}
+
+TEST(QuantizeFolder, a_killed_process_leaves_whole_files_and_the_next_call_the_same_folder) {
+  const Scratch scratch;
+  const Result<Checkpoint> source = Checkpoint::open(kFolder + "mixtral_bf16_sharded");
+  ASSERT_TRUE(source.has_value());
+  ASSERT_TRUE(quantize_checkpoint(*source, scratch.path("whole"), {}).has_value());
+  const std::map<std::string, std::string> whole = files_of(scratch.path("whole"));
+  int killed = 0;
+  int with_files = 0;
+  for (int attempt = 0; attempt < 24; ++attempt) {
+    const std::string out = scratch.path("out" + std::to_string(attempt));
+    if (!kill_while_quantising(*source, out, std::chrono::microseconds(500 << (attempt % 8)))) {
+      continue;
+    }
+    ++killed;
+    fs::create_directories(out);  // killed before it made the folder
+    for (const auto& [name, bytes] : files_of(out)) {
+      if (name.find(".tmp-") == std::string::npos) {
+        ASSERT_TRUE(whole.contains(name)) << name;
+        ASSERT_TRUE(bytes == whole.at(name)) << name << " is there and not whole";
+        ++with_files;
+      }
+    }
+    const Result<QuantizeReport> resumed = quantize_checkpoint(*source, out, {});
+    ASSERT_TRUE(resumed.has_value()) << resumed.status().to_string();
+    const std::map<std::string, std::string> files = files_of(out);
+    ASSERT_TRUE(files == whole) << files.size() << " files, expected " << whole.size()
+                                << ", the last " << files.rbegin()->first;
+    fs::remove_all(out);
+  }
+  EXPECT_GE(killed, 8);
+  EXPECT_GE(with_files, 1) << "no kill came between two files";
 }
 
 TEST(QuantizeFolder, foreign_files_sources_and_formats_are_refused) {
