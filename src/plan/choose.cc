@@ -369,6 +369,15 @@ void note_conversions(PlanData& plan) {
           plan.deterministic ? "" : ", by atomics in no order where not deterministic"));
 }
 
+/// Repacking goes from the source straight into the destination. Beyond both, prepare holds one row
+/// of zero codes (a dormant expert's) and what its threads, progress and messages need.
+/// runtime/prepare_test.cc measures it.
+std::int64_t prepare_extra_bytes(const PackedLayout& layout) {
+  constexpr std::int64_t kThreadsAndMessages = std::int64_t{256} << 10;
+  const std::int64_t longest = std::max(layout.gate_up.shape.cols, layout.down.shape.cols);
+  return code_row_bytes(layout.gate_up.shape.format, longest) + kThreadsAndMessages;
+}
+
 }  // namespace
 
 Result<Plan> choose(const Problem& problem,
@@ -383,7 +392,7 @@ Result<Plan> choose(const Problem& problem,
   plan.device = device;
   plan.overrides = overrides;
   plan.layout_id = layout.id;
-  plan.prepare = {PreparePolicy::kRepack, 0, layout.total_bytes};
+  plan.prepare = {PreparePolicy::kRepack, prepare_extra_bytes(layout), layout.total_bytes};
   MOEKIT_RETURN_IF_ERROR(LadderBuilder(context, families).build(plan));
   for (const Rung& rung : plan.ladder) {
     plan.deterministic &= rung.deterministic;

@@ -231,15 +231,23 @@ WeightMatrix without_dormant(const WeightMatrix& matrix, std::span<const std::by
   return packed;
 }
 
-void pack_expert(const plan::PackedLayout& layout,
+/// The longest row of codes of a layer, as zeros.
+std::vector<std::byte> zero_row(const plan::PackedLayout& layout) {
+  const std::int64_t longest = std::max(layout.gate_up.shape.cols, layout.down.shape.cols);
+  return std::vector<std::byte>(
+      static_cast<std::size_t>(code_row_bytes(layout.gate_up.shape.format, longest)));
+}
+
+void pack_expert(PackedExperts::State& state,
                  std::int64_t expert_idx,
                  const ExpertWeights& expert,
-                 std::byte* base,
                  base::ThreadPool& pool) {
+  const plan::PackedLayout& layout = state.layout;
+  std::byte* base = state.base;
   const bool gated = layout.gate_up.shape.num_parts == 2;
-  const std::int64_t longest = std::max(layout.gate_up.shape.cols, layout.down.shape.cols);
-  const std::vector<std::byte> zeros(
-      static_cast<std::size_t>(code_row_bytes(layout.gate_up.shape.format, longest)));
+  const std::vector<std::byte> zeros = zero_row(layout);
+  state.peak_extra_bytes =
+      std::max(state.peak_extra_bytes, static_cast<std::int64_t>(zeros.capacity()));
   const WeightMatrix gate_up[] = {without_dormant(gated ? expert.gate : expert.up, zeros),
                                   without_dormant(expert.up, zeros)};
   const WeightMatrix down = without_dormant(expert.down, zeros);
@@ -337,7 +345,7 @@ Result<PackedExperts> prepare(const Plan& plan,
       MOEKIT_RETURN_IF_ERROR(check_expert(problem, weights).with_context(cat("expert ", expert)));
       MOEKIT_RETURN_IF_ERROR(
           check_exactness(state->layout, weights).with_context(cat("expert ", expert)));
-      pack_expert(state->layout, expert, weights, state->base, *pool);
+      pack_expert(*state, expert, weights, *pool);
       if (options.progress && !options.progress({expert + 1, num_experts})) {
         return failed_precondition(
             cat("prepare cancelled after ", expert + 1, " of ", num_experts, " experts"));

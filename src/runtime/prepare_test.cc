@@ -243,12 +243,49 @@ TEST(Prepare, report_c7_54_memory_beyond_source_and_destination_is_bounded) {
   const Plan plan = *make_plan(problem, host_cpu());
   const AlignedBytes memory(plan->prepare.packed_bytes);
   const HeapPeak peak;  // operator new, everywhere in this program
-  ASSERT_TRUE(prepare(plan, layer.source, {.destination = memory.span()}).has_value());
+  const Result<PackedExperts> packed =
+      prepare(plan, layer.source, {.destination = memory.span(), .num_threads = 16});
   const std::int64_t bytes = peak.bytes();
+  ASSERT_TRUE(packed.has_value()) << packed.status().to_string();
   EXPECT_LE(bytes, std::int64_t{64} << 20);
+  EXPECT_LE(bytes, plan->prepare.peak_extra_bytes) << "more than the plan states";
+  // What prepare counted are its buffers: the rest is threads, their state and the result's.
+  EXPECT_GE(packed->peak_extra_bytes(), problem.hidden_size / 2);
+  EXPECT_LE(packed->peak_extra_bytes(), bytes);
+  EXPECT_LE(bytes - packed->peak_extra_bytes(), std::int64_t{64} << 10);
   // One expert packed is a seventeenth of this; a staged copy of one would show.
   EXPECT_LT(bytes, plan->prepare.packed_bytes / 16);
   EXPECT_GT(bytes, 0);
+}
+
+// https://github.com/sgl-project/sglang/issues/38074: 0.66 GiB lost per layer, then out of memory.
+TEST(Prepare, report_c7_54_nothing_but_the_packed_bytes_stays) {
+  Problem problem = problem_of(Recipe::kW4a16Nvfp4);
+  problem.hidden_size = 512;
+  problem.intermediate_size = 256;
+  TestLayer layer(problem);
+  const Plan plan = *make_plan(problem, host_cpu());
+  constexpr int kLayers = 12;
+  std::vector<AlignedBytes> memory;
+  std::vector<PackedExperts> packed;
+  memory.reserve(kLayers);
+  packed.reserve(kLayers);
+  for (int i = 0; i < kLayers; ++i) {
+    memory.emplace_back(plan->prepare.packed_bytes);
+  }
+  ASSERT_TRUE(prepare(plan, layer.source, {.destination = memory[0].span()}).has_value());
+  const std::int64_t before = HeapCount::live.load();
+  for (int i = 0; i < kLayers; ++i) {
+    Result<PackedExperts> made =
+        prepare(plan, layer.source, {.destination = memory[static_cast<std::size_t>(i)].span()});
+    ASSERT_TRUE(made.has_value()) << made.status().to_string();
+    packed.push_back(*made);
+  }
+  // The record of a layer: its layout, names and counters.
+  EXPECT_GT(HeapCount::live.load(), before);
+  EXPECT_LE(HeapCount::live.load() - before, kLayers * std::int64_t{4096});
+  packed.clear();
+  EXPECT_EQ(HeapCount::live.load(), before);
 }
 
 }  // namespace
