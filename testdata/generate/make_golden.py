@@ -290,6 +290,58 @@ def q4_group_table(folder: Path) -> None:
     write(folder, "q4_groups.txt", header, rows)
 
 
+# ----------------------------------------------------------------------------- whole rows of the weight formats
+
+I4 = "codes 0..15 less 8"
+# name: element, scale, elements along K that share a scale
+FORMATS = {
+    "nvfp4": (E2M1, E4M3, 16),
+    "mxfp4": (E2M1, E8M0, 32),
+    "bf16": (BF16, None, 0),
+    "fp8_block128": (E4M3, np.float32, 128),
+    "int4": (I4, BF16, 128),
+}
+
+
+def element_values(element, codes: np.ndarray) -> np.ndarray:
+    if element == I4:
+        return codes.astype(np.float32) - np.float32(8)
+    if element == BF16:
+        return codes.astype(np.uint16).view(BF16).astype(np.float32)
+    return codes.astype(np.uint8).view(element).astype(np.float32)
+
+
+def format_row(rng: random.Random, element, scale, group: int, cols: int) -> str:
+    """`cols scales codes values`: bytes as stored, values f32 bits: element times scale, one rounding at most."""
+    count = {BF16: 1 << 16, E4M3: 256}.get(element, 16)
+    codes = np.array([rng.randrange(count) for _ in range(cols)])
+    if element == E4M3:
+        codes = np.where((codes & 0x7F) == 0x7F, 0x3C, codes)  # no NaN
+    if element == BF16:
+        codes = np.where((codes & 0x7F80) == 0x7F80, 0x3F80, codes)
+    values, scale_bytes = element_values(element, codes), b""
+    if scale is not None:
+        groups = (cols + group - 1) // group
+        if scale in (E4M3, E8M0):
+            raw = np.array([rng.randrange(0x7F if scale == E4M3 else 200) for _ in range(groups)], np.uint8).view(scale)
+        else:
+            raw = np.array([rng.uniform(0.001, 2.0) for _ in range(groups)], np.float32).astype(scale)
+        scale_bytes = raw.tobytes()
+        values = (values.astype(np.float64) * np.repeat(raw.astype(np.float64), group)[:cols]).astype(np.float32)
+    packed = (codes[0::2] | codes[1::2] << 4).astype(np.uint8) if count == 16 else codes.astype(np.uint16 if element == BF16 else np.uint8)
+    return " ".join([str(cols), scale_bytes.hex() or "-", packed.tobytes().hex(), "".join(f"{bits(v):08x}" for v in values)])
+
+
+def format_rows(folder: Path) -> None:
+    for name, (element, scale, group) in FORMATS.items():
+        rng = random.Random(f"{SEED} {name}")
+        extents = sorted({8, 24, max(group, 8), group + 8, 2 * group + 16, 3 * max(group, 16)})
+        write(folder, f"format_{name}.txt", [
+            f"weight format {name}: one matrix row each, decoded",
+            "columns: elements, bytes of the scales (- without), bytes of the codes (4 bits: low nibble = even k), values (f32 bits)",
+        ], [format_row(rng, element, scale, group, cols) for cols in extents for _ in range(2)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
@@ -302,6 +354,7 @@ def main() -> None:
     q8_group_table(folder)
     q8b_group_table(folder)
     q4_group_table(folder)
+    format_rows(folder)
 
 
 if __name__ == "__main__":
