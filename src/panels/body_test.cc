@@ -211,5 +211,59 @@ TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
   EXPECT_GE(judged, 4000);  // the portable body alone: 13 shapes, 1 to 4 tokens, 32 rows
 }
 
+// Vectors or not, an activation is the same arithmetic: the bits of every body are the portable
+// one's, NaN for NaN.
+TEST(Bodies, ActivationsHaveTheSameBits) {
+  std::mt19937 random(11);
+  const auto any_value = [&random](int round) {
+    const auto bits = static_cast<std::uint32_t>(random());
+    return round % 4 == 0 ? device::float_of(bits)
+                          : std::ldexp(static_cast<float>(bits % 20001U) / 10000.0F - 1.0F,
+                                       static_cast<int>(random() % 8) - 2);
+  };
+  int64_t judged = 0;
+  for (int kind = 0; kind < 5; ++kind) {
+    for (int round = 0; round < 2000; ++round) {
+      float operands[4][kPanelRows];  // gate, up and their biases
+      for (float(&row)[kPanelRows] : operands) {
+        for (float& value : row) {
+          value = any_value(round);
+        }
+      }
+      ActivateCall call;
+      call.params = {static_cast<device::ActivationKind>(kind),
+                     round % 3 == 0 ? 7.0F : 1e30F,
+                     1.702F,
+                     1.0F,
+                     4.0F,
+                     25.0F};
+      call.gate_sums = operands[0];
+      call.up_sums = operands[1];
+      call.gate_global = 0.5F;
+      call.up_global = 2.0F;
+      call.gate_bias = round % 2 == 0 ? operands[2] : nullptr;
+      call.up_bias = operands[3];
+      std::vector<std::uint16_t> expected(kPanelRows);
+      call.out = expected.data();
+      kPortableBody.activate(call);
+      for (const Isa isa : testable()) {
+        std::vector<std::uint16_t> have(kPanelRows);
+        call.out = have.data();
+        body_for(isa).activate(call);
+        for (std::size_t i = 0; i < have.size(); ++i) {
+          const bool both_nan = (have[i] & 0x7FFFU) > 0x7F80U && (expected[i] & 0x7FFFU) > 0x7F80U;
+          EXPECT_TRUE(both_nan || have[i] == expected[i])
+              << isa_name(isa) << " kind " << kind << " round " << round << " row " << i;
+          ++judged;
+        }
+      }
+      if (testing::Test::HasFailure()) {
+        return;
+      }
+    }
+  }
+  EXPECT_GE(judged, int64_t{10000} * kPanelRows);
+}
+
 }  // namespace
 }  // namespace moekit::panels
