@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moekit devices: what plans on this machine can run on.
 
+#include <cstdint>
 #include <string>
 
 #include <fmt/format.h>
@@ -32,7 +33,7 @@ std::string device_line(const NamedDevice& named) {
                      arch_name(device.arch),
                      device.num_sms,
                      device.smem_per_block_bytes / 1024,
-                     device.l2_bytes / (1024 * 1024));
+                     device.l2_bytes / (std::int64_t{1024} * 1024));
 }
 
 }  // namespace
