@@ -55,7 +55,28 @@ std::vector<ComposedTensor> stacked_experts() {
           {base + "experts.down_proj_bias", "BF16", {3, 40}}};
 }
 
-const std::vector<std::string>& tensor_files() {
+void require_one_line(const Status& status) {
+  if (status.message().find('\n') != std::string_view::npos) {
+    __builtin_trap();
+  }
+}
+
+/// Opens a file of tensors; with an index, as the shard that it may or may not describe.
+void open_file(const std::string& file,
+               const moekit::checkpoint::WeightIndex* index,
+               Checkpoint::State& state) {
+  Status status = moekit::checkpoint::add_tensors(
+      {.name = "model.safetensors", .bytes = moekit::checkpoint::as_bytes(file)}, index, state);
+  if (status.ok() && index != nullptr) {
+    status = moekit::checkpoint::check_index(*index, state);
+  }
+  require_one_line(status);
+  moekit::checkpoint::find_modules(state);
+}
+
+/// Files of every scheme, open: an input changes their configuration only, and parsing their
+/// headers for each input would be most of its time.
+std::vector<Checkpoint::State>& open_states() {
   static const std::vector<std::string> files = [] {
     std::vector<std::string> made{moekit::checkpoint::compose_zeros(linear_experts()),
                                   moekit::checkpoint::compose_zeros(ungated_experts()),
@@ -65,33 +86,19 @@ const std::vector<std::string>& tensor_files() {
     }
     return made;
   }();
-  return files;
+  static std::vector<Checkpoint::State> states = [] {
+    std::vector<Checkpoint::State> made(files.size());
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      open_file(files[i], nullptr, made[i]);
+    }
+    return made;
+  }();
+  return states;
 }
 
-void require_one_line(const Status& status) {
-  if (status.message().find('\n') != std::string_view::npos) {
-    __builtin_trap();
-  }
-}
-
-void read_folder(const std::string& file,
-                 const FuzzTexts& texts,
-                 const moekit::checkpoint::WeightIndex* index) {
-  moekit::Result<moekit::checkpoint::ModelConfig> config =
-      moekit::checkpoint::read_model_config(texts.config, texts.hf_quant_config);
-  require_one_line(config.status());
-  if (!config.has_value()) {
-    return;
-  }
-  Checkpoint::State state;
-  Status status = moekit::checkpoint::add_tensors(
-      {.name = "model.safetensors", .bytes = moekit::checkpoint::as_bytes(file)}, index, state);
-  if (status.ok() && index != nullptr) {
-    status = moekit::checkpoint::check_index(*index, state);
-  }
-  require_one_line(status);
-  moekit::checkpoint::find_modules(state);
-  moekit::checkpoint::adopt_config(std::move(*config), state);
+void read_layers(const moekit::checkpoint::ModelConfig& config, Checkpoint::State& state) {
+  state.summary.ignored_fields.clear();
+  moekit::checkpoint::adopt_config(config, state);
   for (const auto& [layer, module] : state.modules) {
     require_one_line(moekit::checkpoint::read_layer(state, layer).status());
   }
@@ -102,17 +109,23 @@ void read_folder(const std::string& file,
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t size) {
   const FuzzTexts texts =
       moekit::checkpoint::fuzzed_texts({reinterpret_cast<const char*>(input), size});
-  std::optional<moekit::checkpoint::WeightIndex> index;
+  const moekit::Result<moekit::checkpoint::ModelConfig> config =
+      moekit::checkpoint::read_model_config(texts.config, texts.hf_quant_config);
+  require_one_line(config.status());
   if (texts.index.has_value()) {
-    moekit::Result<moekit::checkpoint::WeightIndex> parsed =
+    const moekit::Result<moekit::checkpoint::WeightIndex> index =
         moekit::checkpoint::parse_weight_index(*texts.index);
-    require_one_line(parsed.status());
-    if (parsed.has_value()) {
-      index = std::move(*parsed);
+    require_one_line(index.status());
+    static const std::string file = moekit::checkpoint::compose_zeros(linear_experts());
+    Checkpoint::State state;
+    open_file(file, index.has_value() ? &*index : nullptr, state);
+    if (config.has_value()) {
+      read_layers(*config, state);
     }
-  }
-  for (const std::string& file : tensor_files()) {
-    read_folder(file, texts, index.has_value() ? &*index : nullptr);
+  } else if (config.has_value()) {
+    for (Checkpoint::State& state : open_states()) {
+      read_layers(*config, state);
+    }
   }
   return 0;
 }
