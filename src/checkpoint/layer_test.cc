@@ -270,7 +270,7 @@ TEST(Layer, step_names_one_stacked_tensor_per_projection) {
   EXPECT_EQ(layer->routing->scale, 3.0F);
   const NamedTensor& gate = composed.state.tensors.at("model.layers.1.moe.gate_proj.weight");
   EXPECT_EQ(layer->source.experts[2].gate.codes,
-            static_cast<const std::byte*>(gate.view.data) + 2 * 2 * 8 * 16);
+            static_cast<const std::byte*>(gate.view.data) + std::ptrdiff_t{2} * 2 * 8 * 16);
 }
 
 TEST(Layer, step_tensors_that_do_not_fit) {

@@ -304,8 +304,8 @@ Status place(const plan::PackedLayout& layout,
 }  // namespace
 
 const std::string& PackedExperts::layout_id() const noexcept {
-  static const std::string kNone;
-  return state_ == nullptr ? kNone : state_->layout_id;
+  static const std::string none;
+  return state_ == nullptr ? none : state_->layout_id;
 }
 
 std::span<const std::byte> PackedExperts::bytes() const noexcept {
