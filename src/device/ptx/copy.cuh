@@ -115,6 +115,10 @@ inline Floats4 load_shared_floats(u32 address) {
   return value;
 }
 
+inline void store_shared_u32(u32 address, u32 value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
 inline void store_shared_f32(u32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }

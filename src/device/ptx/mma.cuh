@@ -28,6 +28,13 @@ inline u32 bf16x2_fma(u32 a, u32 b, u32 c) {
   return sum;
 }
 
+/// 1 / value to within an ulp: one instruction.
+inline float reciprocal_near(float value) {
+  float reciprocal = 0.0F;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(value));
+  return reciprocal;
+}
+
 /// The same value, computed here and kept: the compiler cannot rebuild it elsewhere.
 template <typename T>
 inline T opaque(T value) {

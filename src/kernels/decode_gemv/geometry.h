@@ -37,6 +37,8 @@ struct LaunchShape {
   std::int32_t top_k = 0;
   std::int32_t num_experts = 0;
   std::int32_t hidden = 0;
+  std::int32_t intermediate = 0;
+  std::int32_t down_group_offset = 0;
   std::int32_t num_sms = 0;
   std::int32_t smem_bytes = 0;     // dynamic shared memory that one block may take
   std::int32_t blocks_per_sm = 1;  // blocks that are to share an SM
@@ -63,10 +65,18 @@ inline std::int32_t ring_bytes(const Spec& spec, std::int32_t room) {
 /// us with it and 163 without.
 inline constexpr std::int32_t kSmemBytesBesideL1 = 176 * 1024;
 
+constexpr bool needs_l1(const Spec& spec) {
+  return !shares_items(spec) && !stages_operands(spec);
+}
+
 inline Geometry gate_up_geometry(const Spec& spec, const LaunchShape& shape) {
-  const std::int32_t limit = std::min(shape.smem_bytes, kSmemBytesBesideL1);
+  const std::int32_t limit =
+      needs_l1(spec) ? std::min(shape.smem_bytes, kSmemBytesBesideL1) : shape.smem_bytes;
   const std::int32_t routes = shape.num_tokens * shape.top_k;
-  const SmemMap map = smem_map(spec, {routes, shape.num_experts, 0, 0, 0});
+  SmemShape smem{routes, shape.num_experts, 0, 0, 0};
+  smem.operand_rows = shape.num_tokens;
+  smem.operand_k_tiles = static_cast<std::int32_t>(device::fp4_k_tiles(shape.hidden, 0));
+  const SmemMap map = smem_map(spec, smem);
   Geometry made;
   made.grid = shape.num_sms * shape.blocks_per_sm;
   made.ring_bytes = ring_bytes(spec, limit - map.ring);
@@ -83,14 +93,17 @@ inline Geometry down_geometry(const Spec& spec, const LaunchShape& shape) {
   const std::int32_t clusters = std::clamp(shape.max_clusters, 1, tiles);
   SmemShape smem{routes, shape.num_experts, 0, 0, 0};
   smem.rows = (tiles + clusters - 1) / clusters * device::kFp4TileRows;
+  smem.operand_rows = routes;
+  smem.operand_k_tiles =
+      static_cast<std::int32_t>(device::fp4_k_tiles(shape.intermediate, shape.down_group_offset));
   const std::int32_t row_bytes = result_stride(smem.rows) * 4;
   const std::int32_t share = (routes + shape.cluster - 1) / shape.cluster;
   const std::int32_t wanted = shape.cluster == 1 ? routes : std::min(routes, share * 115 / 100 + 8);
   const std::int32_t bare = smem_map(spec, smem).ring + 2 * slots_bytes(spec) + 256;
   // A large table of results needs all there is.
-  const std::int32_t limit = bare + wanted * row_bytes <= kSmemBytesBesideL1
-                                 ? std::min(shape.smem_bytes, kSmemBytesBesideL1)
-                                 : shape.smem_bytes;
+  const bool small = needs_l1(spec) && bare + wanted * row_bytes <= kSmemBytesBesideL1;
+  const std::int32_t limit =
+      small ? std::min(shape.smem_bytes, kSmemBytesBesideL1) : shape.smem_bytes;
   const std::int32_t room = limit - bare;
   Geometry made;
   made.result_rows = std::min(wanted, std::max(0, room / row_bytes));

@@ -213,6 +213,7 @@ plan::LaunchGeometry launch_geometry(const Variant& variant, Args& args) {
   shape.top_k = kTopK;
   shape.num_experts = kExperts;
   shape.hidden = kHidden;
+  shape.intermediate = kInner;
   shape.num_sms = 3;
   shape.smem_bytes = launch_smem_limit(kSm90SmemBytes, variant.spec.blocks_per_sm);
   shape.cluster = variant.cluster;

@@ -244,6 +244,8 @@ Geometry geometry_for(const Variant& variant, const PlannedLaunch& planned, cons
   shape.top_k = args.top_k;
   shape.num_experts = args.num_experts;
   shape.hidden = args.hidden;
+  shape.intermediate = args.intermediate_size;
+  shape.down_group_offset = args.down_group_offset;
   shape.smem_bytes = static_cast<std::int32_t>(planned.smem_bytes);
   shape.cluster = variant.cluster;
   shape.num_sms = static_cast<std::int32_t>(planned.grid);

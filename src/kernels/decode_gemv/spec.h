@@ -11,15 +11,21 @@ namespace moekit::kernels::decode_gemv {
 
 enum class Role : device::i32 { kGateUp = 0, kDown = 1 };
 
+/// How a block's warps share its items: Spec::whole_items.
+constexpr device::i32 kSplitItems = 0;   // equal shares of the list of steps: K may be split
+constexpr device::i32 kWholeItems = 1;   // an item is one warp's
+constexpr device::i32 kSharedItems = 2;  // a row tile of the item is one warp's: warpgroups (WGMMA)
+
 struct Spec {
   Role role = Role::kGateUp;
   device::i32 group_size = 16;    // 16: nvfp4 (E4M3 scales), 32: mxfp4 (E8M0)
   device::i32 warps = 16;         // each with a ring of its own
   device::i32 row_tiles = 1;      // 16-row tiles of one item
   device::i32 k_tiles = 4;        // tiles of 64 columns of one step
-  device::i32 lookahead = 4;      // operand fragments are loaded this many tiles of K ahead
+  device::i32 lookahead = 4;      // operand fragments are loaded this many tiles of K ahead; 0: all
+                                  // rows of the other operand are copied to shared memory
   device::i32 max_columns = 8;    // routes of one expert in one pass; 8 n are always multiplied
-  device::i32 whole_items = 0;    // deal whole items to warps in turn: K is never split
+  device::i32 whole_items = 0;    // kSplitItems, kWholeItems or kSharedItems
   device::i32 blocks_per_sm = 1;  // register budget
 };
 
@@ -41,6 +47,8 @@ struct SmemMap {
   device::i32 entries = 0;          // Entry [entries]
   device::i32 partials = 0;         // f32 [warps][row tiles][octets][32][4], or the sort scratch
   device::i32 results = 0;          // down: f32 [result_rows][rows + 4]
+  device::i32 columns = 0;          // kSharedItems: stages of operand columns
+  device::i32 operands = 0;         // lookahead 0: rows of x or of the intermediate
   device::i32 ring = 0;
   device::i32 total = 0;
 };
@@ -52,6 +60,8 @@ struct SmemShape {
   device::i32 result_rows = 0;  // down: routes whose results fit in shared memory
   device::i32 rows = 0;         // down: output rows of a block
   device::i32 ring_bytes = 0;
+  device::i32 operand_rows = 0;     // tokens, or routes of down
+  device::i32 operand_k_tiles = 0;  // of a row
 };
 
 constexpr device::i32 kCastThreads = 256;  // of a block; a block has as many columns of one token
@@ -62,6 +72,10 @@ constexpr device::i32 kMaxSlots = 8;  // of a warp's ring
 constexpr device::i32 kEntryBytes = 32;
 constexpr device::i32 kMaxCluster = 8;
 constexpr device::i32 kSortScratchBytes = 4096;  // u32 counts of 1024 experts
+// kSharedItems: warps that fetch operand columns, each with one stage of 64 columns of K. A stage
+// begins at a multiple of 1024, the period of the 128-byte swizzle.
+constexpr device::i32 kColumnWarps = 4;
+constexpr device::i32 kColumnAlign = 1024;
 constexpr device::i32 kResultPad = 4;  // f32: puts the four quads of a warp on different banks
 
 inline namespace MOEKIT_ISA {
@@ -85,14 +99,37 @@ constexpr device::i32 slot_row_bytes(const Spec& s) {
   return s.k_tiles * tile_bytes(s);
 }
 
-/// Weights of one step. A multiple of 32 because tiles are.
+constexpr bool shares_items(const Spec& s) {
+  return s.whole_items == kSharedItems;
+}
+
+/// Warps that read weights.
+constexpr device::i32 weight_warps(const Spec& s) {
+  return shares_items(s) ? s.warps - kColumnWarps : s.warps;
+}
+
+/// Weights of one step of a warp. A multiple of 32 because tiles are.
 constexpr device::i32 slot_bytes(const Spec& s) {
-  return s.row_tiles * slot_row_bytes(s);
+  return (shares_items(s) ? 1 : s.row_tiles) * slot_row_bytes(s);
 }
 
 /// One slot of every warp.
 constexpr device::i32 slots_bytes(const Spec& s) {
-  return s.warps * slot_bytes(s);
+  return weight_warps(s) * slot_bytes(s);
+}
+
+/// One stage of operand columns: 64 of K, BF16.
+constexpr device::i32 column_stage_bytes(const Spec& s) {
+  return s.max_columns * device::kFp4TileCols * 2;
+}
+
+constexpr bool stages_operands(const Spec& s) {
+  return s.lookahead == 0;
+}
+
+/// Bytes from one staged row to the next: sixteen more, so that rows stand on different banks.
+constexpr device::i32 operand_stride(device::i32 k_tiles) {
+  return k_tiles * device::kFp4TileCols * 2 + 16;
 }
 
 constexpr device::i32 octets(const Spec& s) {
@@ -133,6 +170,9 @@ constexpr SmemMap smem_map(const Spec& s, const SmemShape& shape) {
   const device::i32 partials = s.whole_items != 0 ? 0 : s.warps * partial_bytes(s);
   map.partials = take(partials > kSortScratchBytes ? partials : kSortScratchBytes);
   map.results = take(s.role == Role::kDown ? shape.result_rows * result_stride(shape.rows) * 4 : 0);
+  map.columns = take(shares_items(s) ? kColumnWarps * column_stage_bytes(s) + kColumnAlign : 0);
+  map.operands =
+      take(stages_operands(s) ? shape.operand_rows * operand_stride(shape.operand_k_tiles) : 0);
   map.ring = device::round_up(at, 128);
   map.total = map.ring + shape.ring_bytes;
   return map;
@@ -146,10 +186,18 @@ constexpr const char* why_invalid(const Spec& s) {
   if (s.warps < 4 || s.warps > kMaxWarps || s.warps * s.blocks_per_sm > 64) {
     return "warps must be 4 to 32";
   }
-  if (s.row_tiles < 1 || s.row_tiles > 4) {
+  if (shares_items(s)) {
+    if (s.row_tiles % 4 != 0 || s.row_tiles != weight_warps(s)) {
+      return "row_tiles must be the warps that read weights, whole warpgroups";
+    }
+    if (s.k_tiles % kColumnWarps != 0 || s.max_columns < 16) {
+      return "k_tiles must be a multiple of the column warps, max_columns 16 or more";
+    }
+  } else if (s.row_tiles < 1 || s.row_tiles > 4) {
     return "row_tiles must be 1 to 4";
   }
-  if (s.k_tiles < 1 || s.k_tiles > 8 || s.lookahead < 1 || s.k_tiles % s.lookahead != 0) {
+  if (s.k_tiles < 1 || s.k_tiles > 8 || s.lookahead < 0 ||
+      (s.lookahead > 0 && s.k_tiles % s.lookahead != 0)) {
     return "k_tiles must be 1 to 8 and a multiple of lookahead";
   }
   if (s.max_columns != 8 && s.max_columns != 16 && s.max_columns != 24 && s.max_columns != 32) {

@@ -23,31 +23,34 @@ struct Warps {
   std::int32_t lookahead;
 };
 
-constexpr Spec spec_of(
-    Role role, Warps shape, std::int32_t max_columns, bool whole, std::int32_t blocks_per_sm) {
+constexpr Spec spec_of(Role role,
+                       Warps shape,
+                       std::int32_t max_columns,
+                       std::int32_t deal,
+                       std::int32_t blocks_per_sm) {
   return {.role = role,
           .warps = shape.warps,
           .row_tiles = shape.row_tiles,
           .k_tiles = shape.k_tiles,
           .lookahead = shape.lookahead,
           .max_columns = max_columns,
-          .whole_items = whole ? 1 : 0,
+          .whole_items = deal,
           .blocks_per_sm = blocks_per_sm};
 }
 
 constexpr Variant gate_up(Warps shape,
                           std::int32_t max_columns,
-                          bool whole,
+                          std::int32_t deal,
                           std::int32_t blocks_per_sm) {
-  return {spec_of(Role::kGateUp, shape, max_columns, whole, blocks_per_sm)};
+  return {spec_of(Role::kGateUp, shape, max_columns, deal, blocks_per_sm)};
 }
 
 constexpr Variant down(Warps shape,
                        std::int32_t max_columns,
-                       bool whole,
+                       std::int32_t deal,
                        std::int32_t blocks_per_sm,
                        std::int32_t cluster) {
-  return {spec_of(Role::kDown, shape, max_columns, whole, blocks_per_sm), cluster};
+  return {spec_of(Role::kDown, shape, max_columns, deal, blocks_per_sm), cluster};
 }
 
 constexpr std::string_view kSource = "bench/results/h200-decode-gemv-0002.jsonl";
@@ -59,33 +62,36 @@ constexpr bool kMxfp4 = true;
 
 // Columns of a row: routes, mean routes per expert, K tiles, row tiles, MB, blocks per SM.
 // Few bytes: half of each SM stays free, so that down starts beside gate_up.
+// w12r1k4a0 (x staged) and w20r16 (WGMMA): h200-decode-gemv-0003.jsonl. A WGMMA item is 16 row
+// tiles, so layers of few rows keep the warps of their own.
 constexpr VariantRow kGateUpRows[] = {
-    {gate_up({12, 1, 4, 2}, 8, false, 2), kAny, 4, kAny, kAny, 30, 1, kNvfp4, !kMxfp4},
-    {gate_up({24, 1, 4, 2}, 8, false, 1), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
-    {gate_up({20, 1, 3, 3}, 8, false, 1), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
-    {gate_up({16, 2, 4, 1}, 16, true, 1), kAny, 8, kAny, kAny, kAny, 1},
-    {gate_up({12, 2, 2, 1}, 24, true, 1), kAny, kAny, 64, kAny, kAny, 1},
-    {gate_up({12, 2, 3, 1}, 24, true, 1), kAny, kAny, kAny, kAny, kAny, 1},
+    {gate_up({12, 1, 4, 0}, 8, kSplitItems, 2), kAny, 4, kAny, kAny, 40, 1, kNvfp4, !kMxfp4},
+    {gate_up({24, 1, 4, 2}, 8, kSplitItems, 1), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {gate_up({20, 1, 3, 3}, 8, kSplitItems, 1), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
+    {gate_up({16, 2, 4, 1}, 16, kWholeItems, 1), kAny, 8, kAny, kAny, kAny, 1},
+    {gate_up({12, 2, 2, 1}, 24, kWholeItems, 1), kAny, kAny, 64, kAny, 200, 1},
+    {gate_up({12, 2, 3, 1}, 24, kWholeItems, 1), kAny, kAny, kAny, kAny, 200, 1},
+    {gate_up({20, 16, 4, 1}, 24, kSharedItems, 1), kAny, kAny, kAny, kAny, kAny, 1},
 };
 
 // Output rows are dealt in tiles, so blocks of their own leave SMs idle where the tiles of one
 // (at most 3 here) are few: clusters of two share them more evenly, at the price of reading each
 // other's results, which more routes than 128 are worth.
 constexpr VariantRow kDownRows[] = {
-    {down({12, 1, 4, 2}, 8, false, 2, 1), 16, 4, kAny, kAny, 30, 1, kNvfp4, !kMxfp4},
-    {down({24, 1, 4, 2}, 8, false, 1, 1), kAny, 4, kAny, 132, kAny, 1, kNvfp4, !kMxfp4},
-    {down({24, 1, 4, 2}, 8, false, 1, 2), kAny, 4, kAny, 198, kAny, 1, kNvfp4, !kMxfp4},
-    {down({24, 1, 4, 2}, 8, false, 1, 1), kAny, 4, kAny, 396, kAny, 1, kNvfp4, !kMxfp4},
-    {down({24, 1, 4, 2}, 8, false, 1, 1), 128, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
-    {down({24, 1, 4, 2}, 8, false, 1, 2), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
-    {down({20, 1, 3, 3}, 8, false, 1, 1), kAny, 4, kAny, 132, kAny, 1, !kNvfp4, kMxfp4},
-    {down({20, 1, 3, 3}, 8, false, 1, 2), kAny, 4, kAny, 198, kAny, 1, !kNvfp4, kMxfp4},
-    {down({20, 1, 3, 3}, 8, false, 1, 1), kAny, 4, kAny, 396, kAny, 1, !kNvfp4, kMxfp4},
-    {down({20, 1, 3, 3}, 8, false, 1, 2), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
-    {down({16, 3, 2, 1}, 16, true, 1, 1), kAny, 8, 64, kAny, kAny, 1, kNvfp4, !kMxfp4},
-    {down({16, 2, 4, 1}, 16, false, 1, 1), kAny, 8, kAny, kAny, kAny, 1},
-    {down({12, 3, 2, 1}, 24, true, 1, 1), kAny, kAny, 64, kAny, kAny, 1},
-    {down({12, 2, 4, 1}, 24, false, 1, 1), kAny, kAny, kAny, kAny, kAny, 1},
+    {down({12, 1, 4, 2}, 8, kSplitItems, 2, 1), 16, 4, kAny, kAny, 30, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 132, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, kSplitItems, 1, 2), kAny, 4, kAny, 198, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 396, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, kSplitItems, 1, 1), 128, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {down({24, 1, 4, 2}, 8, kSplitItems, 1, 2), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {down({20, 1, 3, 3}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 132, kAny, 1, !kNvfp4, kMxfp4},
+    {down({20, 1, 3, 3}, 8, kSplitItems, 1, 2), kAny, 4, kAny, 198, kAny, 1, !kNvfp4, kMxfp4},
+    {down({20, 1, 3, 3}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 396, kAny, 1, !kNvfp4, kMxfp4},
+    {down({20, 1, 3, 3}, 8, kSplitItems, 1, 2), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
+    {down({16, 3, 2, 1}, 16, kWholeItems, 1, 1), kAny, 8, 64, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {down({16, 2, 4, 1}, 16, kSplitItems, 1, 1), kAny, 8, kAny, kAny, kAny, 1},
+    {down({12, 3, 2, 1}, 24, kWholeItems, 1, 1), kAny, kAny, 64, kAny, kAny, 1},
+    {down({12, 2, 4, 1}, 24, kSplitItems, 1, 1), kAny, kAny, kAny, kAny, kAny, 1},
 };
 
 struct Letter {
@@ -165,6 +171,8 @@ LaunchShape launch_shape(const Variant& variant, const CallShape& shape) {
   launch.top_k = shape.top_k;
   launch.num_experts = shape.num_experts;
   launch.hidden = shape.hidden;
+  launch.intermediate = shape.intermediate;
+  launch.down_group_offset = shape.down_group_offset;
   launch.num_sms = shape.num_sms;
   launch.smem_bytes = launch_smem_limit(shape.smem_per_block_bytes, variant.spec.blocks_per_sm);
   launch.cluster = variant.cluster;

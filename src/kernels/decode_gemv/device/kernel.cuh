@@ -6,6 +6,7 @@
 
 #include "kernels/decode_gemv/device/combine.cuh"
 #include "kernels/decode_gemv/device/consume.cuh"
+#include "kernels/decode_gemv/device/shared_items.cuh"
 
 namespace moekit::kernels::decode_gemv {
 
@@ -14,6 +15,9 @@ extern __shared__ u8 dynamic_smem[] __attribute__((aligned(128)));
 struct StaticSmem {
   u64 full[kMaxWarps * kMaxSlots];
   u64 globals_full;
+  u64 operands_full;
+  u64 columns_full[kColumnWarps];
+  u64 columns_empty[kColumnWarps];
   u32 warp_sums[kMaxWarps];
   u32 not_finite[kMaxWarps];
   Tables tables;
@@ -53,6 +57,15 @@ inline Ring make_ring(const Args& args, const SmemMap& map, StaticSmem& fixed) {
     device::mbarrier_init(ring.full + lane * 8, 1);
     if (threadIdx.x == 0) {
       device::mbarrier_init(device::shared_address(&fixed.globals_full), num_threads(S));
+      if constexpr (stages_operands(S)) {
+        device::mbarrier_init(device::shared_address(&fixed.operands_full), 1);
+      }
+    }
+    if constexpr (shares_items(S)) {
+      if (threadIdx.x < kColumnWarps) {
+        device::mbarrier_init(device::shared_address(fixed.columns_full + lane), 1);
+        device::mbarrier_init(device::shared_address(fixed.columns_empty + lane), weight_warps(S));
+      }
     }
     device::mbarrier_init_fence();
   }
@@ -74,7 +87,84 @@ inline void retire_barriers(StaticSmem& fixed) {
   }
   if (threadIdx.x == 0) {
     device::mbarrier_invalidate(globals_full);
+    if constexpr (stages_operands(S)) {
+      device::mbarrier_invalidate(device::shared_address(&fixed.operands_full));
+    }
   }
+}
+
+/// The rows of the other operand in shared memory.
+template <Spec S>
+class StagedRows {
+ public:
+  StagedRows(const Args& args, const SmemMap& map, StaticSmem& fixed)
+      : args_(args),
+        rows_(S.role == Role::kDown ? args.num_tokens * args.top_k : args.num_tokens),
+        at_(device::shared_address(dynamic_smem + map.operands)),
+        full_(device::shared_address(&fixed.operands_full)) {}
+
+  u32 address() const { return at_; }
+
+  /// Warp 0 asks for all rows: x before anything else, for it waits behind what is asked for first.
+  void request(const Extents<S>& extents) const {
+    if (!stages_operands(S) || threadIdx.x >= 32) {
+      return;
+    }
+    const u32 bytes = static_cast<u32>(extents.k_elems * 2);
+    if (threadIdx.x == 0) {
+      device::mbarrier_arrive_expect(full_, bytes * static_cast<u32>(rows_));
+    }
+    __syncwarp();
+    const u8* const base =
+        static_cast<const u8*>(S.role == Role::kDown ? static_cast<const void*>(args_.intermediate)
+                                                     : static_cast<const void*>(args_.x));
+    const i64 stride = S.role == Role::kDown ? args_.intermediate_size : args_.x_stride;
+    for (i32 row = static_cast<i32>(threadIdx.x); row < rows_; row += 32) {
+      device::bulk_copy(row_at(extents, row) + static_cast<u32>(extents.k_offset * 2),
+                        base + row * stride * 2,
+                        bytes,
+                        full_);
+    }
+  }
+
+  /// All threads, before a barrier of the block: zeros beside the columns.
+  void clear_margins(const Extents<S>& extents) const {
+    if (!stages_operands(S) || !extents.ragged) {
+      return;
+    }
+    const i32 before = extents.k_offset / 8;
+    const i32 chunks = extents.k_tiles * device::kFp4TileCols / 8 - extents.k_elems / 8;
+    for (i32 row = static_cast<i32>(threadIdx.x / 32); row < rows_; row += S.warps) {
+      for (i32 chunk = static_cast<i32>(threadIdx.x % 32); chunk < chunks; chunk += 32) {
+        const i32 at = chunk < before ? chunk : chunk + extents.k_elems / 8;
+        device::store_shared_floats(row_at(extents, row) + static_cast<u32>(at * 16),
+                                    {0.0F, 0.0F, 0.0F, 0.0F});
+      }
+    }
+  }
+
+  void wait() const {
+    if constexpr (stages_operands(S)) {
+      device::mbarrier_wait(full_, 0);
+    }
+  }
+
+ private:
+  u32 row_at(const Extents<S>& extents, i32 row) const {
+    return at_ + static_cast<u32>(row * operand_stride(extents.k_tiles));
+  }
+
+  const Args& args_;
+  i32 rows_;
+  u32 at_;
+  u32 full_;
+};
+
+inline ColumnStages column_stages(const SmemMap& map, StaticSmem& fixed) {
+  const u32 columns = device::shared_address(dynamic_smem + map.columns);
+  return {device::round_up(columns, static_cast<u32>(kColumnAlign)),
+          device::shared_address(fixed.columns_full),
+          device::shared_address(fixed.columns_empty)};
 }
 
 /// f32 of a route's results in a table: the largest share of the output rows that a cluster has.
@@ -132,34 +222,93 @@ struct WarpWork {
   }
 };
 
+/// Experts of entries, before the tables of few routes stand.
+template <Spec S>
+struct WarpExperts {
+  const FewRoutes<S>& few;
+  const Routes& routes;
+  bool is_few;
+
+  i32 expert(i32 entry) const { return is_few ? few.expert(entry) : routes.expert(entry); }
+};
+
+/// The block's work, once the ids are known.
+template <Spec S>
+inline void take_routes(const Args& args,
+                        const Routes& routes,
+                        const SmemMap& map,
+                        FewRoutes<S>& few,
+                        BlockWork<S>& work) {
+  if (few_routes<S>(args)) {
+    few.resolve(args);
+    work.take_entries(few.num_entries());
+  } else {
+    build_entries<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
+    work.take_entries(*routes.num_entries);
+  }
+}
+
+/// The tables of routes, complete: behind the first requests for weights.
+template <Spec S>
+inline void settle_routes(const Args& args, const Routes& routes, const FewRoutes<S>& few) {
+  if (!few_routes<S>(args)) {
+    place_routes<S>(args, routes);
+  } else if (threadIdx.x < 32) {
+    few.store(args, routes);
+  }
+  block_barrier<S>();
+}
+
 template <Spec S>
 inline void gate_up_body(const Args& args, StaticSmem& fixed) {
-  const SmemMap map =
-      smem_map(S, {args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes});
-  const Routes routes = make_routes(map, fixed);
-  const Ring ring = make_ring<S>(args, map, fixed);
+  device::grid_launch_dependents();
+  FewRoutes<S> few(args);
   const Extents<S> extents(args);
-  BlockWork<S> work(extents);
-  build_entries<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
-  work.take_entries(*routes.num_entries);
-  const WarpWork<S> own(work);
-  const GateUpEpilogue<S> epilogue{args, extents, work, routes};
-  Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring);
-  WeightStream<S> weights(args, extents, work, ring);
-  weights.begin(routes, own.walk, own.steps);
-  if (!few_routes(args)) {
-    place_routes<S>(args, routes);
-    block_barrier<S>();
+  SmemShape shape{args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes};
+  shape.operand_rows = args.num_tokens;
+  shape.operand_k_tiles = extents.k_tiles;
+  const SmemMap map = smem_map(S, shape);
+  const Ring ring = make_ring<S>(args, map, fixed);
+  const StagedRows<S> staged(args, map, fixed);
+  staged.request(extents);
+  if constexpr (!stages_operands(S)) {
+    prefetch_operands(args);
   }
-  // Operands and globals before the other weights: requests are served in their order.
-  consumer.load_first(own.walk, own.steps);
-  request_globals<S>(args, routes);
-  weights.fill(routes, own.steps);
-  consumer.run(weights,
-               own.walk,
-               own.steps,
-               epilogue,
-               {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+  const Routes routes = make_routes(map, fixed);
+  BlockWork<S> work(extents);
+  staged.clear_margins(extents);
+  if constexpr (shares_items(S)) {
+    take_routes(args, routes, map, few, work);
+    const GateUpEpilogue<S> epilogue{args, extents, work, routes};
+    request_globals<S>(args, routes);
+    RowTileStream<S> weights(args, extents, work, routes, ring);
+    settle_routes(args, routes, few);
+    run_shared_items<S>(weights, routes, ring, column_stages(map, fixed), epilogue);
+  } else {
+    take_routes(args, routes, map, few, work);
+    const WarpWork<S> own(work);
+    Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
+    WeightStream<S> weights(args, extents, work, ring);
+    const GateUpEpilogue<S> epilogue{args, extents, work, routes};
+    const WarpExperts<S> experts{few, routes, few_routes<S>(args)};
+    weights.begin(experts, own.walk, own.steps);
+    if constexpr (stages_operands(S)) {
+      weights.fill(experts, own.steps);
+    }
+    settle_routes(args, routes, few);
+    // Operands and globals before the other weights: requests are served in their order.
+    consumer.load_first(own.walk, own.steps);
+    request_globals<S>(args, routes);
+    if constexpr (!stages_operands(S)) {
+      weights.fill(routes, own.steps);
+    }
+    staged.wait();
+    consumer.run(weights,
+                 own.walk,
+                 own.steps,
+                 epilogue,
+                 {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+  }
 }
 
 /// All threads of the cluster's blocks: their tables are complete, or no longer needed.
@@ -172,58 +321,91 @@ inline void cluster_or_block_barrier() {
   }
 }
 
-/// `intermediate_is_there()` returns once gate_up's writes are visible; weights do not wait for it.
-template <Spec S, typename Wait>
-inline void down_body(const Args& args, StaticSmem& fixed, const Wait& intermediate_is_there) {
-  const Extents<S> extents(args);
-  const i32 stride = table_stride<S>(extents);
-  const SmemMap map = smem_map(S,
-                               {args.num_tokens * args.top_k,
-                                args.num_experts,
-                                args.result_rows,
-                                stride - kResultPad,
-                                args.ring_bytes});
-  const Routes routes = make_routes(map, fixed);
-  const Ring ring = make_ring<S>(args, map, fixed);
-  BlockWork<S> work(extents);
-  build_entries<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
-  work.take_entries(*routes.num_entries);
-  const WarpWork<S> own(work);
-  WeightStream<S> weights(args, extents, work, ring);
-  weights.begin(routes, own.walk, own.steps);
-  request_globals<S>(args, routes);
-  weights.fill(routes, own.steps);
-  if (!few_routes(args)) {
-    place_routes<S>(args, routes);
-    block_barrier<S>();
-  }
-  ResultTable table{reinterpret_cast<float*>(dynamic_smem + map.results), 0, 0, stride};
+/// Where down's results stand: this block's shared memory, or what place_table() says.
+template <Spec S>
+inline ResultTable result_table(const Args& args,
+                                const BlockWork<S>& work,
+                                const Routes& routes,
+                                float* own_rows,
+                                i32 stride,
+                                Tables& tables) {
+  ResultTable table{own_rows, 0, 0, stride};
   const bool own_table = device::cluster_size() == 1 && args.expert_order == 0 &&
                          args.num_tokens * args.top_k <= args.result_rows;
   if (own_table) {
     table.shared = device::shared_address(table.rows);
-  } else {
-    if (threadIdx.x < device::cluster_size()) {
-      place_table<S>(args, work, routes, table, fixed.tables, static_cast<i32>(threadIdx.x));
-    }
-    place_results<S>(args, routes);
-    block_barrier<S>();
-    table.rows = fixed.tables.rows[device::cluster_rank()];
-    table.first = fixed.tables.first_position[device::cluster_rank()];
+    return table;
   }
-  intermediate_is_there();
-  const DownEpilogue<S> epilogue{args, extents, work, routes, table};
-  Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring);
-  consumer.load_first(own.walk, own.steps);
-  consumer.run(weights,
-               own.walk,
-               own.steps,
-               epilogue,
-               {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+  if (threadIdx.x < device::cluster_size()) {
+    place_table<S>(args, work, routes, table, tables, static_cast<i32>(threadIdx.x));
+  }
+  place_results<S>(args, routes);
+  block_barrier<S>();
+  table.rows = tables.rows[device::cluster_rank()];
+  table.first = tables.first_position[device::cluster_rank()];
+  return table;
+}
+
+/// `intermediate_is_there()` returns once gate_up's writes are visible; weights do not wait for it.
+template <Spec S, typename Wait>
+inline void down_body(const Args& args, StaticSmem& fixed, const Wait& intermediate_is_there) {
+  FewRoutes<S> few(args);
+  const Extents<S> extents(args);
+  const i32 stride = table_stride<S>(extents);
+  SmemShape shape{args.num_tokens * args.top_k,
+                  args.num_experts,
+                  args.result_rows,
+                  stride - kResultPad,
+                  args.ring_bytes};
+  shape.operand_rows = args.num_tokens * args.top_k;
+  shape.operand_k_tiles = extents.k_tiles;
+  const SmemMap map = smem_map(S, shape);
+  const Routes routes = make_routes(map, fixed);
+  const Ring ring = make_ring<S>(args, map, fixed);
+  const StagedRows<S> staged(args, map, fixed);
+  staged.clear_margins(extents);
+  BlockWork<S> work(extents);
+  take_routes(args, routes, map, few, work);
+  float* const own_rows = reinterpret_cast<float*>(dynamic_smem + map.results);
+  ResultTable table{};
+  if constexpr (shares_items(S)) {
+    RowTileStream<S> weights(args, extents, work, routes, ring);
+    request_globals<S>(args, routes);
+    settle_routes(args, routes, few);
+    table = result_table(args, work, routes, own_rows, stride, fixed.tables);
+    intermediate_is_there();
+    const DownEpilogue<S> epilogue{args, extents, work, routes, table};
+    run_shared_items<S>(weights, routes, ring, column_stages(map, fixed), epilogue);
+  } else {
+    const WarpWork<S> own(work);
+    WeightStream<S> weights(args, extents, work, ring);
+    const WarpExperts<S> experts{few, routes, few_routes<S>(args)};
+    weights.begin(experts, own.walk, own.steps);
+    weights.fill(experts, own.steps);
+    settle_routes(args, routes, few);
+    request_globals<S>(args, routes);
+    table = result_table(args, work, routes, own_rows, stride, fixed.tables);
+    intermediate_is_there();
+    if constexpr (stages_operands(S)) {
+      device::async_proxy_fence_all();
+      staged.request(extents);
+    }
+    const DownEpilogue<S> epilogue{args, extents, work, routes, table};
+    Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
+    consumer.load_first(own.walk, own.steps);
+    staged.wait();
+    consumer.run(weights,
+                 own.walk,
+                 own.steps,
+                 epilogue,
+                 {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+  }
   // Results of all blocks of the cluster are complete, in shared memory or (release) in the spill.
   cluster_or_block_barrier<S>();
   combine<S>(args, routes, work, fixed.tables, table);
-  cluster_or_block_barrier<S>();  // no block leaves while another reads its shared memory
+  if (device::cluster_size() > 1) {
+    device::cluster_barrier();  // no block leaves while another reads its shared memory
+  }
 }
 
 template <Spec S>
@@ -234,8 +416,6 @@ inline void decode(const Args& args) {
     // In this order: down reads the ids at once, and under the pin pdl_first whoever writes them
     // may still be running. Without that pin there is nothing to wait for.
     device::grid_dependency_wait();
-    device::grid_launch_dependents();
-    prefetch_operands(args);
     gate_up_body<S>(args, fixed);
   } else {
     down_body<S>(args, fixed, [] { device::grid_dependency_wait(); });

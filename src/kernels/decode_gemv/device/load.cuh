@@ -27,23 +27,27 @@ class WeightStream {
                const Ring& ring)
       : args_(args), extents_(extents), work_(work), ring_(ring) {}
 
-  /// The first of `steps`; fill() requests as many more as there are slots.
-  void begin(const Routes& routes, const Walk<S>& walk, i32 steps) {
+  /// The first of `steps`; fill() requests as many more as there are slots. `experts`: of entries.
+  template <typename Experts>
+  void begin(const Experts& experts, const Walk<S>& walk, i32 steps) {
     walk_ = walk;
     if (steps > 0) {
-      locate(routes);
-      request(routes, 0, steps > 1);
+      locate(experts);
+      request(experts, 0, steps > 1);
     }
   }
 
-  void fill(const Routes& routes, i32 steps) {
+  template <typename Experts>
+  void fill(const Experts& experts, i32 steps) {
+#pragma unroll 1
     for (i32 slot = 1; slot < ring_.num_slots && slot < steps; ++slot) {
-      request(routes, slot, slot + 1 < steps);
+      request(experts, slot, slot + 1 < steps);
     }
   }
 
   /// The next step into a slot that all lanes have read; `more`: it is not the last.
-  void request(const Routes& routes, i32 slot, bool more) {
+  template <typename Experts>
+  void request(const Experts& experts, i32 slot, bool more) {
     const u32 bytes = static_cast<u32>(walk_.k_tiles(extents_) * tile_bytes(S));
     const u32 barrier = ring_.full + static_cast<u32>(slot * 8);
     u32 destination = ring_.slots + static_cast<u32>(slot * slot_bytes(S));
@@ -62,21 +66,22 @@ class WeightStream {
     walk_.advance(work_);
     source_ += S.k_tiles * tile_bytes(S);
     if (ends && more) {
-      locate(routes);
+      locate(experts);
     }
   }
 
  private:
-  void locate(const Routes& routes) {
+  template <typename Experts>
+  void locate(const Experts& experts) {
     source_ =
-        args_.weights + routes.entries[walk_.entry].expert * args_.expert_stride_bytes +
+        args_.weights + experts.expert(walk_.entry) * args_.expert_stride_bytes +
         (static_cast<i64>(walk_.tile_begin(work_)) * extents_.k_tiles + walk_.chunk * S.k_tiles) *
             tile_bytes(S);
   }
 
   const Args& args_;
   const Extents<S> extents_;
-  const BlockWork<S> work_;
+  const BlockWork<S>& work_;
   const Ring ring_;
   Walk<S> walk_{};
   const u8* source_ = nullptr;

@@ -24,7 +24,6 @@ template <ResidentSpec R>
 inline void decode_resident(const ResidentArgs& args) {
   static_assert(why_invalid(R) == nullptr);
   __shared__ StaticSmem fixed;
-  prefetch_operands(args.gate_up);
   if (takes_part<R, num_threads(R.gate_up)>()) {
     gate_up_body<R.gate_up>(args.gate_up, fixed);
     retire_barriers<R.gate_up>(fixed);

@@ -8,6 +8,7 @@
 
 #include "device/ptx/barrier.cuh"
 #include "device/ptx/copy.cuh"
+#include "device/ptx/mma.cuh"
 #include "kernels/decode_gemv/args.h"
 #include "kernels/decode_gemv/spec.h"
 
@@ -21,12 +22,34 @@ using device::u32;
 using device::u64;
 using device::u8;
 
+/// Quotients by one divisor, its reciprocal taken ahead of time: an integer division takes a warp
+/// a hundred cycles, and several in a row would stand between the ids and the first request.
+/// Exact for dividends below 2^24.
+class Divisor {
+ public:
+  explicit Divisor(i32 divisor)
+      : divisor_(divisor), reciprocal_(device::reciprocal_near(static_cast<float>(divisor))) {}
+
+  i32 quotient(i32 dividend) const {
+    const i32 near = static_cast<i32>(static_cast<float>(dividend) * reciprocal_);
+    const i32 rest = dividend - near * divisor_;
+    return near + (rest >= divisor_ ? 1 : 0) - (rest < 0 ? 1 : 0);
+  }
+
+  i32 value() const { return divisor_; }
+
+ private:
+  i32 divisor_;
+  float reciprocal_;
+};
+
 struct alignas(16) Entry {
   u16 expert;
   u16 column_begin;  // position of its first route in `sorted`
   u16 columns;
   u16 unused;
-  u32 spare[2];
+  u32 not_finite;  // kSharedItems: bit per column whose x holds NaN or infinity
+  u32 spare;
   float globals[4];  // gate, up, down, 0; there once Routes::globals_full is
 };
 
@@ -46,6 +69,8 @@ struct Routes {
   u32 globals_full;  // shared address of an mbarrier, phase 0
   u32* warp_sums;    // [consumer warps]
   i32* num_entries;
+
+  i32 expert(i32 entry) const { return entries[entry].expert; }
 };
 
 /// All threads of the role: the whole block, unless the other role of a resident launch has more.
@@ -120,6 +145,7 @@ inline void write_entries(const Routes& routes, i32 expert, u32 count, u32 at) {
     made.expert = static_cast<u16>(expert);
     made.column_begin = static_cast<u16>(column);
     made.columns = static_cast<u16>(columns);
+    made.not_finite = 0;
     count -= columns;
     column += columns;
     ++entry;
@@ -194,44 +220,121 @@ inline void place_routes(const Args& args, const Routes& routes) {
   }
 }
 
-/// At most 32 routes: one warp, in registers. Experts stand in the order of their first routes; the
+/// Variants for many columns sort any number alike: they are for calls of many routes.
+template <Spec S>
+inline bool few_routes(const Args& args) {
+  return S.max_columns == 8 && args.num_tokens * args.top_k <= 32;
+}
+
+/// At most 32 routes, in the registers of each warp for itself: what a warp must know to ask for
+/// its first weights, without a barrier. Experts stand in the order of their first routes; the
 /// first route of each carries its counts through one scan.
 template <Spec S>
-inline void build_few_routes(const Args& args, const Routes& routes) {
-  const i32 num_routes = args.num_tokens * args.top_k;
-  const i32 route = static_cast<i32>(threadIdx.x % 32);
-  i32 expert = -1;
-  float weight = 0.0F;
-  if (route < num_routes) {
-    const i32 token = route / args.top_k;
-    const i32 slot = route - token * args.top_k;
-    weight = args.route_weights[token * args.route_weights_stride + slot] * args.weight_scale;
-    expert = local_expert(args, token, slot);
+class FewRoutes {
+ public:
+  /// Asks for the ids; what does not depend on them is computed while they are on the way.
+  explicit FewRoutes(const Args& args) {
+    const i32 route = static_cast<i32>(threadIdx.x % 32);
+    if (few_routes<S>(args) && route < args.num_tokens * args.top_k) {
+      const i32 token = token_of(args, route);
+      const i64 at = token * args.ids_stride + (route - token * args.top_k);
+      // Words as they stand: to widen one here would wait for it.
+      const i32* const words = static_cast<const i32*>(args.ids) + (at << args.ids_are_i64);
+      id_low_ = words[0];
+      if (args.ids_are_i64 != 0) {
+        id_high_ = words[1];
+      }
+      if constexpr (S.role == Role::kGateUp) {
+        weight_ = weight(args);
+      }
+    }
   }
-  const u32 peers = __match_any_sync(0xFFFFFFFFU, expert);
-  const u32 before = static_cast<u32>(__popc(peers & ((1U << route) - 1U)));
-  const u32 count = static_cast<u32>(__popc(peers));
-  const bool leads = expert >= 0 && before == 0;
-  const u32 own = leads ? scan_item<S>(count) : 0U;
-  const u32 inclusive = warp_inclusive_sum(own);
-  const u32 at = __shfl_sync(0xFFFFFFFFU, inclusive - own, __ffs(static_cast<i32>(peers)) - 1);
-  if (route < num_routes) {
-    routes.expert_of_route[route] = static_cast<i16>(expert);
-    routes.weight_of_route[route] = weight;
-    routes.position[route] = kNoPosition;
+
+  void resolve(const Args& args) {
+    // Checked before narrowing: 2^32 is not expert 0.
+    if (id_high_ == 0 && id_low_ >= 0 && id_low_ < args.router_experts) {
+      const i32 local = args.expert_map != nullptr ? args.expert_map[id_low_] : id_low_;
+      expert_ = local >= 0 && local < args.num_experts ? local : -1;
+    }
+    peers_ = __match_any_sync(0xFFFFFFFFU, expert_);
+    const u32 leaders = __ballot_sync(0xFFFFFFFFU, leads());
+    entry_ = static_cast<u32>(__popc(leaders & ((1U << (threadIdx.x % 32)) - 1U)));
+    next_entry_ = entry_ + (leads() ? 1U : 0U);
+    num_entries_ = __popc(leaders);
+    if (__any_sync(0xFFFFFFFFU, leads() && __popc(peers_) > S.max_columns)) {
+      const u32 at = scan();
+      entry_ = at >> 16;
+      next_entry_ = entry_ + (scan_item<S>(own_count()) >> 16);
+      num_entries_ = static_cast<i32>(__shfl_sync(0xFFFFFFFFU, next_entry_, 31));
+    }
   }
-  if (expert >= 0) {
-    const u32 position = (at & 0xFFFFU) + before;
-    routes.sorted[position] = static_cast<u16>(route);
-    routes.position[route] = static_cast<u16>(position);
+
+  i32 num_entries() const { return num_entries_; }
+
+  /// All lanes: the expert of one entry.
+  i32 expert(i32 entry) const {
+    const u32 wanted = static_cast<u32>(entry);
+    const u32 found = __ballot_sync(0xFFFFFFFFU, entry_ <= wanted && wanted < next_entry_);
+    return __shfl_sync(0xFFFFFFFFU, expert_, __ffs(static_cast<i32>(found)) - 1);
   }
-  if (leads) {
-    write_entries<S>(routes, expert, count, at);
+
+  /// One warp: for the whole block.
+  void store(const Args& args, const Routes& routes) const {
+    const i32 route = static_cast<i32>(threadIdx.x % 32);
+    const u32 at = scan();
+    const u32 first = __shfl_sync(0xFFFFFFFFU, at, __ffs(static_cast<i32>(peers_)) - 1);
+    if (route < args.num_tokens * args.top_k) {
+      routes.expert_of_route[route] = static_cast<i16>(expert_);
+      // down waits for gate_up anyway and has no register to keep it in.
+      const float weight_now = S.role == Role::kGateUp ? weight_ : weight(args);
+      routes.weight_of_route[route] = weight_now * args.weight_scale;
+      u32 position = kNoPosition;
+      if (expert_ >= 0) {
+        position = (first & 0xFFFFU) + rank();
+        routes.sorted[position] = static_cast<u16>(route);
+      }
+      routes.position[route] = static_cast<u16>(position);
+    }
+    if (leads()) {
+      write_entries<S>(routes, expert_, own_count(), at);
+    }
+    *routes.num_entries = num_entries_;
   }
-  if (route == 31) {
-    *routes.num_entries = static_cast<i32>(inclusive >> 16);
+
+ private:
+  static i32 token_of(const Args& args, i32 route) {
+    return args.num_tokens == 1 ? 0 : Divisor(args.top_k).quotient(route);
   }
-}
+
+  static float weight(const Args& args) {
+    const i32 route = static_cast<i32>(threadIdx.x % 32);
+    const i32 token = token_of(args, route);
+    return args.route_weights[token * args.route_weights_stride + (route - token * args.top_k)];
+  }
+
+  /// Routes of the same expert before this one.
+  u32 rank() const { return static_cast<u32>(__popc(peers_ & ((1U << (threadIdx.x % 32)) - 1U))); }
+
+  bool leads() const { return expert_ >= 0 && rank() == 0; }
+
+  /// Routes that this one leads.
+  u32 own_count() const { return leads() ? static_cast<u32>(__popc(peers_)) : 0U; }
+
+  /// Columns (low half) and entries (high half) of the leading routes before this one.
+  u32 scan() const {
+    const u32 own = scan_item<S>(own_count());
+    return warp_inclusive_sum(own) - own;
+  }
+
+  i32 id_low_ = -1;
+  i32 id_high_ = 0;
+  float weight_ = 0.0F;
+  i32 expert_ = -1;
+  u32 peers_ = 0;
+  u32 entry_ = 0;  // first entry of a leading route
+  u32 next_entry_ = 0;
+  i32 num_entries_ = 0;
+};
 
 /// All threads: asks for the globals of the entries. Behind the requests for weights they take
 /// microseconds, so nobody waits before the first item ends.
@@ -258,22 +361,13 @@ inline void prefetch_operands(const Args& args) {
   }
 }
 
-inline bool few_routes(const Args& args) {
-  return args.num_tokens * args.top_k <= 32;
-}
-
-/// All threads of the block, until the entries stand; `counts` is scratch, u32 [experts].
+/// More routes than that. All threads of the block, until the entries stand; `counts` is scratch,
+/// u32 [experts].
 template <Spec S>
 inline void build_entries(const Args& args, const Routes& routes, u32* counts) {
-  if (few_routes(args)) {
-    if (threadIdx.x < 32) {
-      build_few_routes<S>(args, routes);
-    }
-  } else {
-    load_routes<S>(args, routes, counts);
-    block_barrier<S>();
-    scan_experts<S>(args, routes, counts);
-  }
+  load_routes<S>(args, routes, counts);
+  block_barrier<S>();
+  scan_experts<S>(args, routes, counts);
   block_barrier<S>();
 }
 

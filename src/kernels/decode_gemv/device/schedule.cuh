@@ -10,27 +10,6 @@
 
 namespace moekit::kernels::decode_gemv {
 
-/// Quotients by one divisor, its reciprocal taken ahead of time: an integer division takes a warp
-/// a hundred cycles, and several in a row would stand between the ids and the first request.
-/// Exact for dividends below 2^24.
-class Divisor {
- public:
-  explicit Divisor(i32 divisor)
-      : divisor_(divisor), reciprocal_(__frcp_rn(static_cast<float>(divisor))) {}
-
-  i32 quotient(i32 dividend) const {
-    const i32 near = static_cast<i32>(static_cast<float>(dividend) * reciprocal_);
-    const i32 rest = dividend - near * divisor_;
-    return near + (rest >= divisor_ ? 1 : 0) - (rest < 0 ? 1 : 0);
-  }
-
-  i32 value() const { return divisor_; }
-
- private:
-  i32 divisor_;
-  float reciprocal_;
-};
-
 struct Share {
   i32 begin;
   i32 end;
