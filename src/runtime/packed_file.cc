@@ -66,9 +66,11 @@ std::string identity(const plan::PackedLayout& layout, const Problem& problem) {
              layout.total_bytes);
 }
 
-constexpr std::string_view kSchemaLine = "schema=1";
+// Counts up when a layout's bytes change under the same layout_id. 2: panel16's E4M3 rows are words
+// of 4 columns.
+constexpr std::string_view kSchemaLine = "schema=2";
 
-/// `magic schema=1 \n identity \n sha256=… \n`, then zeros.
+/// `magic schema=2 \n identity \n sha256=… \n`, then zeros.
 std::string header_text(const std::string& identity_line, const std::string& digest) {
   std::string text = cat(kMagic, kSchemaLine, "\n", identity_line, "\n", "sha256=", digest, "\n");
   text.resize(std::max(text.size(), kHeaderBytes), '\0');
