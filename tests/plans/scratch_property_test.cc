@@ -122,7 +122,8 @@ std::vector<std::int64_t> capacities(std::mt19937& random) {
   return tokens;
 }
 
-// A sanitizer looks for errors of memory, which the first hundreds show; it takes ten times as long.
+// A sanitizer looks for errors of memory, which the first hundreds show; it takes ten times as
+// long.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr int kRandomProblems = 300;
 #else
