@@ -138,7 +138,7 @@ struct Stream {
 /// Numerics the plan's recipe; see recipe.h and spec section 2
 /// Order    bit-identical for one plan, whatever the number of threads
 /// Effects  no allocation, no lock taken in the hot path, no file, no environment, no log
-///          CUDA: one driver call a step once prewarmed; safe under graph capture
+///          CUDA: one driver call a step once prewarmed, two for a resident one; safe under capture
 /// Errors   kFailedPrecondition  CUDA: a step whose kernel is not loaded, in a capture or frozen
 ///          kDevice              CUDA: a launch failed, naming the step
 /// Threads  concurrent runs need distinct workspaces; CPU runs of one Runtime take turns at its
