@@ -58,5 +58,31 @@ TEST(Geometry, TooLittleSharedMemoryDoesNotFit) {
   EXPECT_FALSE(down_geometry(kDown, shape).fits);
 }
 
+TEST(Geometry, StagedRowsFitForFewTokensOnly) {
+  Spec staged = kGateUp;
+  staged.lookahead = 0;
+  static_assert(operand_stride(96) == 6144 * 2 + 16);
+  ASSERT_EQ(why_invalid(staged), nullptr);
+  EXPECT_TRUE(gate_up_geometry(staged, glm_tp8(1)).fits);
+  EXPECT_TRUE(gate_up_geometry(staged, glm_tp8(2)).fits);
+  EXPECT_FALSE(gate_up_geometry(staged, glm_tp8(8)).fits);  // 98 KB of x
+}
+
+TEST(Geometry, SharedItemsTakeWholeWarpgroupsAndKeepTwoSlotsOfEachWarp) {
+  Spec shared{.warps = 20, .row_tiles = 16, .lookahead = 1, .max_columns = 24};
+  shared.whole_items = kSharedItems;
+  ASSERT_EQ(why_invalid(shared), nullptr);
+  LaunchShape shape = glm_tp8(kMaxTokens);
+  shape.num_experts = 32;
+  shape.blocks_per_sm = 1;
+  shape.smem_bytes = launch_smem_limit(227 * 1024, 1);
+  const Geometry geometry = gate_up_geometry(shared, shape);
+  EXPECT_TRUE(geometry.fits);
+  EXPECT_EQ(slots_bytes(shared), 16 * 4 * 576);
+  EXPECT_GE(geometry.ring_bytes, 2 * slots_bytes(shared));
+  shared.row_tiles = 12;
+  EXPECT_NE(why_invalid(shared), nullptr);
+}
+
 }  // namespace
 }  // namespace moekit::kernels::decode_gemv
