@@ -27,8 +27,8 @@ inline constexpr std::size_t kMaxSteps = 8;
 ///
 /// Errors  kFailedPrecondition  KernelTable::resolve, naming the step
 ///         kDevice              a launch failed, or an earlier fault lost the context
-/// Effects for loaded kernels: one driver call a step, two where a barrier is cleared; no allocation
-///         and no lock
+/// Effects for loaded kernels: one driver call a step, two where a barrier is cleared; no
+///         allocation, no lock
 [[nodiscard]] Status execute(KernelTable& kernels,
                              std::span<const StepWork> work,
                              plan::CudaCall& call,
