@@ -3,6 +3,7 @@
 // What `moekit bench` and `moekit run` do on a GPU, on a fake driver: tensors travel there and
 // back, one graph holds every call, and what a replay takes is shared out among them.
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -105,7 +106,7 @@ class Timing : public testing::Test {
         std::uint64_t address = 0;
         std::memcpy(
             &address, static_cast<const std::byte*>(arguments) + pointer.argument_offset, 8);
-        std::memcpy(reinterpret_cast<void*>(address), buffer.after.data(), buffer.after.size());
+        std::copy(buffer.after.begin(), buffer.after.end(), reinterpret_cast<std::byte*>(address));
       }
       return;
     }

@@ -3,6 +3,7 @@
 // The catalogue through the real compiler, without a GPU: every kernel for every arch, the bundle
 // made of them, and a fake driver that prewarms from it.
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -177,17 +178,17 @@ TEST_F(Bundle, WithTheCompilerHiddenEveryKernelPrewarmsFromIt) {
   }
   const cuda::DriverTable driver = cuda::DriverFake::table();
   std::set<std::string> launched;
-  cuda::DriverFake::set_body(
-      [&](const std::string& entry, const cuda::CuLaunchConfig&, const void* arguments) {
-        launched.insert(entry);
-        for (const plan::SelfTestPointer& pointer : tests.at(entry).pointers) {
-          const plan::SelfTestBuffer& buffer = tests.at(entry).buffers[pointer.buffer];
-          std::uint64_t address = 0;
-          std::memcpy(
-              &address, static_cast<const std::byte*>(arguments) + pointer.argument_offset, 8);
-          std::memcpy(reinterpret_cast<void*>(address), buffer.after.data(), buffer.after.size());
-        }
-      });
+  cuda::DriverFake::set_body([&](const std::string& entry,
+                                 const cuda::CuLaunchConfig&,
+                                 const void* arguments) {
+    launched.insert(entry);
+    for (const plan::SelfTestPointer& pointer : tests.at(entry).pointers) {
+      const plan::SelfTestBuffer& buffer = tests.at(entry).buffers[pointer.buffer];
+      std::uint64_t address = 0;
+      std::memcpy(&address, static_cast<const std::byte*>(arguments) + pointer.argument_offset, 8);
+      std::copy(buffer.after.begin(), buffer.after.end(), reinterpret_cast<std::byte*>(address));
+    }
+  });
   const Result<std::unique_ptr<CudaRuntime>> runtime = CudaRuntime::create(
       driver,
       {.store = {.bundle_folder = folder->path(),
