@@ -31,10 +31,8 @@ if(MOEKIT_SANITIZE)
   target_link_options(moekit_options INTERFACE -fsanitize=${MOEKIT_SANITIZE})
 endif()
 
-# moekit_quick_to_compile(TARGET): what calls the library and computes little. Optimising the instrumented assertions and
-# option tables takes twice as long as compiling them and makes no test faster.
+# moekit_quick_to_compile(TARGET): what calls the library and computes little. Optimising assertions and option tables
+# takes twice as long as compiling them and makes no test faster.
 function(moekit_quick_to_compile target)
-  if(MOEKIT_SANITIZE)
-    target_compile_options(${target} PRIVATE -O0)
-  endif()
+  target_compile_options(${target} PRIVATE -O0)
 endfunction()
