@@ -9,13 +9,11 @@
 
 #include "moekit/kernels.h"
 
-#include "cuda/driver_fake.h"
-#include "jit/nvrtc_fake.h"
 #include "kernels/route_topk/args.h"
 #include "kernels/route_topk/launch_cuda.h"
 #include "kernels/route_topk/route.h"
-#include "runtime/cuda_runtime.h"
 #include "runtime/state.h"
+#include "runtime/test_fake_cuda.h"
 
 namespace moekit {
 namespace {
@@ -63,13 +61,8 @@ class CudaRun : public testing::Test {
   CudaRun() {
     driver = cuda::DriverFake::table();
     nvrtc = jit::NvrtcFake::table();
-    auto state = std::make_shared<Runtime::State>();
-    state->cuda = *CudaRuntime::create(
-        driver,
-        {.store = {.open_compiler = [this] { return Result<jit::NvrtcTable>(nvrtc); },
-                   .sources = jit::embedded_sources()}});
-    device = state->cuda->device();
-    runtime.emplace(std::move(state));
+    runtime.emplace(runtime_on_fakes(driver, nvrtc));
+    device = runtime->state()->cuda->device();
     cuda::DriverFake::set_body(route_body);
     auto packed = std::make_shared<PackedExperts::State>();
     packed->layout_id = "sm90.test";

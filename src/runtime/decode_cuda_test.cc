@@ -10,13 +10,11 @@
 
 #include "moekit/kernels.h"
 
-#include "cuda/driver_fake.h"
-#include "jit/nvrtc_fake.h"
 #include "kernels/catalog.h"
 #include "kernels/decode_gemv/args.h"
 #include "kernels/decode_gemv/variants.h"
-#include "runtime/cuda_runtime.h"
 #include "runtime/state.h"
+#include "runtime/test_fake_cuda.h"
 #include "runtime/test_layer.h"
 
 namespace moekit {
@@ -52,15 +50,9 @@ class DecodeRun : public testing::Test {
   void SetUp() override { open(small_layer()); }
 
   void open(const Problem& problem, const PlanOverrides& overrides = {}) {
-    const cuda::DriverTable driver = cuda::DriverFake::table();
     nvrtc = jit::NvrtcFake::table();
-    auto state = std::make_shared<Runtime::State>();
-    state->cuda = *CudaRuntime::create(
-        driver,
-        {.store = {.open_compiler = [this] { return Result<jit::NvrtcTable>(nvrtc); },
-                   .sources = jit::embedded_sources()}});
-    device = state->cuda->device();
-    runtime.emplace(std::move(state));
+    runtime.emplace(runtime_on_fakes(cuda::DriverFake::table(), nvrtc));
+    device = runtime->state()->cuda->device();
     seen.clear();
     cuda::DriverFake::set_body([this](const std::string& entry,
                                       const cuda::CuLaunchConfig& config,

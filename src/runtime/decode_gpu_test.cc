@@ -3,13 +3,6 @@
 // The decode path on a real GPU: the oracle over recipes, activations, token counts and widths, in
 // memory that ends where its mapping ends; repeats beside a saturated memory system; captures.
 
-#include <atomic>
-#include <cstdio>
-#include <cstring>
-#include <mutex>
-#include <thread>
-#include <unistd.h>
-
 #include <gtest/gtest.h>
 
 #include "moekit/kernels.h"
@@ -25,56 +18,7 @@ namespace {
 
 using base::cat;
 
-class DecodeGpu : public testing::Test {
- protected:
-  void SetUp() override {
-    runtime.emplace(*Runtime::create());
-    Result<CudaRuntime*> opened = runtime->state()->cuda_runtime();
-    if (!opened) {
-      GTEST_SKIP() << opened.status().message();
-    }
-    cuda = *opened;
-    device = cuda->device()->descriptor();
-    if (device.arch != Arch::kSm90a) {
-      GTEST_SKIP() << "kernels are for sm_90a, this is " << arch_name(device.arch);
-    }
-  }
-
-  /// Every case on one of several runtimes; the oracle is most of the work.
-  void check_all(const std::vector<VerifyCase>& cases, double least_cosine = 0.0) {
-    std::atomic<std::size_t> next{0};
-    std::atomic<std::size_t> passed{0};
-    std::mutex mutex;
-    std::size_t failures = 0;
-    std::vector<std::jthread> workers;
-    for (unsigned i = 0; i < std::min(12U, std::max(1U, std::thread::hardware_concurrency()));
-         ++i) {
-      workers.emplace_back([&] {
-        const Runtime own = *Runtime::create({.num_threads = 1});
-        for (std::size_t at = next++; at < cases.size(); at = next++) {
-          const Result<VerifyReport> report = run_verify_case(own, cases[at], device);
-          if (report.has_value() && report->passed && report->cosine >= least_cosine) {
-            ++passed;
-            continue;
-          }
-          const std::lock_guard lock(mutex);
-          if (++failures <= 10) {
-            ADD_FAILURE() << verify_case_line(cases[at]) << "\n"
-                          << (report.has_value() ? report->first_failure
-                                                 : report.status().to_string());
-          }
-        }
-      });
-    }
-    workers.clear();
-    EXPECT_EQ(passed, cases.size());
-    std::printf("%zu of %zu cases passed\n", passed.load(), cases.size());
-  }
-
-  std::optional<Runtime> runtime;
-  CudaRuntime* cuda = nullptr;
-  DeviceDescriptor device;
-};
+class DecodeGpu : public Sm90aTest {};
 
 TEST_F(DecodeGpu, OracleOverRecipesActivationsTokensAndWidths) {
   constexpr std::array kQuirks = {"none", "inactive_ids", "duplicate_ids", "int64_ids"};

@@ -11,14 +11,12 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda/driver_fake.h"
-#include "jit/nvrtc_fake.h"
 #include "kernels/catalog.h"
 #include "kernels/decode_gemv/args.h"
 #include "kernels/decode_gemv/launch_cuda.h"
 #include "kernels/memory_floor/floor.h"
-#include "runtime/cuda_runtime.h"
 #include "runtime/state.h"
+#include "runtime/test_fake_cuda.h"
 #include "runtime/test_layer.h"
 
 namespace moekit {
@@ -76,15 +74,9 @@ struct HostCall {
 class Timing : public testing::Test {
  protected:
   Timing() {
-    const cuda::DriverTable driver = cuda::DriverFake::table();
     nvrtc = jit::NvrtcFake::table();
-    auto state = std::make_shared<Runtime::State>();
-    state->cuda = *CudaRuntime::create(
-        driver,
-        {.store = {.open_compiler = [this] { return Result<jit::NvrtcTable>(nvrtc); },
-                   .sources = jit::embedded_sources()}});
-    device = state->cuda->device();
-    runtime.emplace(std::move(state));
+    runtime.emplace(runtime_on_fakes(cuda::DriverFake::table(), nvrtc));
+    device = runtime->state()->cuda->device();
     plan.emplace(*make_plan(small_layer(), device->descriptor()));
     layer.emplace(small_layer());
     host_experts = *prepare(*plan, layer->source);
@@ -101,13 +93,7 @@ class Timing : public testing::Test {
 
   void launched(const std::string& entry, const void* arguments) {
     if (self_tests && answered.insert(entry).second) {
-      for (const plan::SelfTestPointer& pointer : tests.at(entry).pointers) {
-        const plan::SelfTestBuffer& buffer = tests.at(entry).buffers[pointer.buffer];
-        std::uint64_t address = 0;
-        std::memcpy(
-            &address, static_cast<const std::byte*>(arguments) + pointer.argument_offset, 8);
-        std::copy(buffer.after.begin(), buffer.after.end(), reinterpret_cast<std::byte*>(address));
-      }
+      write_known_answer(tests.at(entry), arguments);
       return;
     }
     if (!entry.starts_with("decode_gemv")) {

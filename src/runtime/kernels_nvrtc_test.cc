@@ -3,8 +3,6 @@
 // The catalogue through the real compiler, without a GPU: every kernel for every arch, the bundle
 // made of them, and a fake driver that prewarms from it.
 
-#include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -13,12 +11,11 @@
 
 #include "moekit/kernels.h"
 
-#include "cuda/driver_fake.h"
 #include "jit/bundle.h"
 #include "jit/test_folder.h"
 #include "kernels/catalog.h"
-#include "runtime/cuda_runtime.h"
 #include "runtime/kernel_folders.h"
+#include "runtime/test_fake_cuda.h"
 
 namespace moekit {
 namespace {
@@ -178,17 +175,11 @@ TEST_F(Bundle, WithTheCompilerHiddenEveryKernelPrewarmsFromIt) {
   }
   const cuda::DriverTable driver = cuda::DriverFake::table();
   std::set<std::string> launched;
-  cuda::DriverFake::set_body([&](const std::string& entry,
-                                 const cuda::CuLaunchConfig&,
-                                 const void* arguments) {
-    launched.insert(entry);
-    for (const plan::SelfTestPointer& pointer : tests.at(entry).pointers) {
-      const plan::SelfTestBuffer& buffer = tests.at(entry).buffers[pointer.buffer];
-      std::uint64_t address = 0;
-      std::memcpy(&address, static_cast<const std::byte*>(arguments) + pointer.argument_offset, 8);
-      std::copy(buffer.after.begin(), buffer.after.end(), reinterpret_cast<std::byte*>(address));
-    }
-  });
+  cuda::DriverFake::set_body(
+      [&](const std::string& entry, const cuda::CuLaunchConfig&, const void* arguments) {
+        launched.insert(entry);
+        write_known_answer(tests.at(entry), arguments);
+      });
   const Result<std::unique_ptr<CudaRuntime>> runtime = CudaRuntime::create(
       driver,
       {.store = {.bundle_folder = folder->path(),

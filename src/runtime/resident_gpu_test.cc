@@ -3,11 +3,7 @@
 // The pin `resident` on a real GPU: one cooperative launch gives the bits of the default plan's
 // two, whatever the workspace held, eager and replayed, and beside other work.
 
-#include <atomic>
-#include <cstdio>
 #include <cstring>
-#include <mutex>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -24,25 +20,7 @@ namespace {
 
 using base::cat;
 
-class ResidentGpu : public testing::Test {
- protected:
-  void SetUp() override {
-    runtime.emplace(*Runtime::create());
-    Result<CudaRuntime*> opened = runtime->state()->cuda_runtime();
-    if (!opened) {
-      GTEST_SKIP() << opened.status().message();
-    }
-    cuda = *opened;
-    device = cuda->device()->descriptor();
-    if (device.arch != Arch::kSm90a) {
-      GTEST_SKIP() << "kernels are for sm_90a, this is " << arch_name(device.arch);
-    }
-  }
-
-  std::optional<Runtime> runtime;
-  CudaRuntime* cuda = nullptr;
-  DeviceDescriptor device;
-};
+class ResidentGpu : public Sm90aTest {};
 
 /// One plan of the layer, its tensors on the device, and what it leaves there.
 struct Lane {
@@ -250,33 +228,7 @@ TEST_F(ResidentGpu, OracleInGuardedMemory) {
   const Watchdog watchdog(std::chrono::seconds(90));
   const std::vector<VerifyCase> cases = oracle_cases();
   ASSERT_EQ(cases.size(), 280U);
-  std::atomic<std::size_t> next{0};
-  std::atomic<std::size_t> passed{0};
-  std::mutex mutex;
-  std::vector<std::string> failures;
-  std::vector<std::jthread> workers;
-  for (unsigned i = 0; i < std::min(12U, std::max(1U, std::thread::hardware_concurrency())); ++i) {
-    workers.emplace_back([&] {
-      const Runtime own = *Runtime::create({.num_threads = 1});
-      for (std::size_t at = next++; at < cases.size(); at = next++) {
-        const Result<VerifyReport> report = run_verify_case(own, cases[at], device);
-        if (report.has_value() && report->passed) {
-          ++passed;
-          continue;
-        }
-        const std::lock_guard lock(mutex);
-        failures.push_back(
-            cat(verify_case_line(cases[at]),
-                ": ",
-                report.has_value() ? report->first_failure : report.status().to_string()));
-      }
-    });
-  }
-  workers.clear();
-  EXPECT_EQ(passed, cases.size());
-  for (std::size_t i = 0; i < std::min<std::size_t>(10, failures.size()); ++i) {
-    ADD_FAILURE() << failures[i];
-  }
+  check_all(cases);
 }
 
 // Small enough for compute-sanitizer (scripts/gpu_check).

@@ -3,21 +3,29 @@
 
 // For the tests on a GPU: a layer of real size, calls of it, and an end for launches that hang.
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include <gtest/gtest.h>
+
 #include "moekit/experts.h"
 #include "moekit/runtime.h"
+#include "moekit/verify.h"
 
 #include "device/numerics/bf16.h"
+#include "runtime/cuda_runtime.h"
+#include "runtime/state.h"
 
 namespace moekit {
 
@@ -38,6 +46,58 @@ class Watchdog {
   std::mutex mutex_;
   std::condition_variable_any wake_;
   std::jthread thread_;
+};
+
+/// A test on the first GPU, skipped where it is none that the kernels are for.
+class Sm90aTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    runtime.emplace(*Runtime::create());
+    Result<CudaRuntime*> opened = runtime->state()->cuda_runtime();
+    if (!opened) {
+      GTEST_SKIP() << opened.status().message();
+    }
+    cuda = *opened;
+    device = cuda->device()->descriptor();
+    if (device.arch != Arch::kSm90a) {
+      GTEST_SKIP() << "kernels are for sm_90a, this is " << arch_name(device.arch);
+    }
+  }
+
+  /// Every case on one of several runtimes; the oracle is most of the work.
+  void check_all(const std::vector<VerifyCase>& cases, double least_cosine = 0.0) {
+    std::atomic<std::size_t> next{0};
+    std::atomic<std::size_t> passed{0};
+    std::mutex mutex;
+    std::size_t failures = 0;
+    std::vector<std::jthread> workers;
+    for (unsigned i = 0; i < std::min(12U, std::max(1U, std::thread::hardware_concurrency()));
+         ++i) {
+      workers.emplace_back([&] {
+        const Runtime own = *Runtime::create({.num_threads = 1});
+        for (std::size_t at = next++; at < cases.size(); at = next++) {
+          const Result<VerifyReport> report = run_verify_case(own, cases[at], device);
+          if (report.has_value() && report->passed && report->cosine >= least_cosine) {
+            ++passed;
+            continue;
+          }
+          const std::lock_guard lock(mutex);
+          if (++failures <= 10) {
+            ADD_FAILURE() << verify_case_line(cases[at]) << "\n"
+                          << (report.has_value() ? report->first_failure
+                                                 : report.status().to_string());
+          }
+        }
+      });
+    }
+    workers.clear();
+    EXPECT_EQ(passed, cases.size());
+    std::printf("%zu of %zu cases passed\n", passed.load(), cases.size());
+  }
+
+  std::optional<Runtime> runtime;
+  CudaRuntime* cuda = nullptr;
+  DeviceDescriptor device;
 };
 
 /// Host tensors of one call.
