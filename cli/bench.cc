@@ -36,6 +36,7 @@ constexpr std::size_t kNumInputs = 8;  // distinct routings; rotated with the we
 /// Weights of one layer, packed several times over, and everything that outlives a case.
 struct BenchLayer {
   Subject subject;
+  std::vector<DeviceDescriptor> devices;  // one for each instruction set that takes a turn
   std::optional<RandomExperts> random_experts{};
   std::vector<PackedExperts> copies{};
   Runtime runtime;
@@ -71,16 +72,37 @@ std::int64_t copies_wanted(std::int64_t packed_bytes) {
   return std::clamp<std::int64_t>((total + one - 1) / one, 1, kMaxCopies);
 }
 
-Result<Plan> plan_for(const Subject& subject, std::int64_t num_tokens) {
+Result<Plan> plan_for(const Subject& subject,
+                      const DeviceDescriptor& device,
+                      std::int64_t num_tokens) {
   Problem problem = subject.problem;
   problem.num_tokens = num_tokens;
   problem.routing.reset();  // measured from top-k ids on
-  return make_plan(problem, subject.device, subject.overrides);
+  return make_plan(problem, device, subject.overrides);
+}
+
+/// The device once for each of --isa, or as it is.
+Result<std::vector<DeviceDescriptor>> devices_of(const BenchOptions& options,
+                                                 const DeviceDescriptor& device) {
+  std::vector<DeviceDescriptor> devices;
+  for (const std::string& isa : options.isas) {
+    LayerOptions layer = options.layer;
+    layer.device = "cpu:" + isa;
+    MOEKIT_ASSIGN_OR_RETURN(DeviceDescriptor turn, resolve_device(layer));
+    devices.push_back(std::move(turn));
+  }
+  if (devices.empty()) {
+    devices.push_back(device);
+  }
+  return devices;
 }
 
 Result<BenchLayer> build_layer(Console& console, const BenchOptions& options) {
   MOEKIT_ASSIGN_OR_RETURN(Subject subject, resolve_subject(options.layer));
-  MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(subject, 1));  // any M has the same layout
+  MOEKIT_ASSIGN_OR_RETURN(std::vector<DeviceDescriptor> devices,
+                          devices_of(options, subject.device));
+  // Any M and any instruction set have the same layout; bind would refuse another.
+  MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(subject, devices.front(), 1));
   std::optional<RandomExperts> random_experts;
   if (!subject.layer) {
     RandomBits random(options.seed);
@@ -88,8 +110,12 @@ Result<BenchLayer> build_layer(Console& console, const BenchOptions& options) {
   }
   MOEKIT_ASSIGN_OR_RETURN(Runtime runtime, create_runtime(options.layer));
   MOEKIT_ASSIGN_OR_RETURN(BenchProbe probe, BenchProbe::create(runtime.num_threads()));
-  BenchLayer layer{
-      std::move(subject), std::move(random_experts), {}, std::move(runtime), std::move(probe)};
+  BenchLayer layer{std::move(subject),
+                   std::move(devices),
+                   std::move(random_experts),
+                   {},
+                   std::move(runtime),
+                   std::move(probe)};
   const std::int64_t num_copies = copies_wanted(plan->prepare.packed_bytes);
   PrepareOptions prepare_options;
   // Starting threads costs more than packing a few megabytes.
@@ -127,15 +153,23 @@ Result<BenchInput> make_input(const Problem& problem, std::int64_t num_tokens, R
   return input;
 }
 
-/// Calls with their bytes, one after another through inputs and weight copies.
+/// One plan's calls with their bytes, one after another through inputs and weight copies.
 class Rotation {
  public:
-  Rotation(BenchLayer& layer, BenchResult& result) : layer_(layer), result_(result) {}
+  Rotation(BenchLayer& layer, const Plan& plan, AlignedBuffer workspace)
+      : layer_(layer), plan_(plan), workspace_(std::move(workspace)) {}
 
-  Status add(const Plan& plan, std::span<std::byte> workspace, const BenchInput& input) {
+  [[nodiscard]] BenchResult& result() { return result_; }
+
+  [[nodiscard]] const Plan& plan() const { return plan_; }
+
+  [[nodiscard]] std::span<std::byte> workspace() const { return workspace_.span(); }
+
+  Status add(const BenchInput& input) {
     const PackedExperts& experts = layer_.copies[bindings_.size() % layer_.copies.size()];
     MOEKIT_ASSIGN_OR_RETURN(
-        Binding binding, moekit::bind(layer_.runtime, plan, experts, workspace, input.arguments));
+        Binding binding,
+        moekit::bind(layer_.runtime, plan_, experts, workspace(), input.arguments));
     bindings_.push_back(std::move(binding));
     active_bytes_.push_back(input.active_bytes);
     return {};
@@ -161,7 +195,7 @@ class Rotation {
     for (int i = 0; i < kBlock; ++i) {
       result_.probe_gbps.push_back(layer_.probe.gbps(next_probe_bytes()));
     }
-    result_.probe_gflops.push_back(layer_.probe.gflops(layer_.subject.device.isa));
+    result_.probe_gflops.push_back(layer_.probe.gflops(plan_->device.isa));
     return {};
   }
 
@@ -179,7 +213,9 @@ class Rotation {
   }
 
   BenchLayer& layer_;
-  BenchResult& result_;
+  Plan plan_;
+  AlignedBuffer workspace_;
+  BenchResult result_{};
   std::vector<Binding> bindings_{};
   std::vector<double> active_bytes_{};
   std::size_t next_call_ = 0;
@@ -191,8 +227,12 @@ BenchResult describe(const BenchOptions& options, const BenchLayer& layer, const
   BenchResult result;
   result.subject = layer.subject.label.empty() ? "shape" : layer.subject.label;
   result.num_tokens = plan.problem().num_tokens;
+  result.isa = plan->device.isa;
   result.num_threads = layer.runtime.num_threads();
   result.num_weight_copies = static_cast<std::int64_t>(layer.copies.size());
+  for (const DeviceDescriptor& device : layer.devices) {
+    result.turns.emplace_back(isa_name(device.isa));
+  }
   result.flops = layer_flops(plan.problem(), result.num_tokens);
   VerifyCase verify_case;
   verify_case.problem = plan.problem();
@@ -204,39 +244,60 @@ BenchResult describe(const BenchOptions& options, const BenchLayer& layer, const
   return result;
 }
 
-/// Checks the first call, then times. A failed check leaves the result without samples.
-Result<BenchResult> measure(const BenchOptions& options, BenchLayer& layer, const Plan& plan) {
-  BenchResult result = describe(options, layer, plan);
-  RandomBits random(options.seed + 1);
-  std::vector<BenchInput> inputs;
-  for (std::size_t i = 0; i < kNumInputs; ++i) {
-    MOEKIT_ASSIGN_OR_RETURN(BenchInput input,
-                            make_input(plan.problem(), result.num_tokens, random));
-    inputs.push_back(std::move(input));
-  }
-  MOEKIT_ASSIGN_OR_RETURN(const AlignedBuffer workspace,
-                          AlignedBuffer::allocate(plan.workspace_bytes()));
-  Rotation rotation(layer, result);
-  const std::size_t num_bindings = std::max(kNumInputs, layer.copies.size());
+/// Binds the calls of one instruction set, checks the first and warms the threads. A failed check
+/// is in the result.
+Result<Rotation> checked_rotation(const BenchOptions& options,
+                                  BenchLayer& layer,
+                                  const Plan& plan,
+                                  const std::vector<BenchInput>& inputs) {
+  MOEKIT_ASSIGN_OR_RETURN(AlignedBuffer workspace, AlignedBuffer::allocate(plan.workspace_bytes()));
+  Rotation rotation(layer, plan, std::move(workspace));
+  rotation.result() = describe(options, layer, plan);
+  const std::size_t num_bindings = std::max(inputs.size(), layer.copies.size());
   for (std::size_t i = 0; i < num_bindings; ++i) {
-    MOEKIT_RETURN_IF_ERROR(rotation.add(plan, workspace.span(), inputs[i % inputs.size()]));
+    MOEKIT_RETURN_IF_ERROR(rotation.add(inputs[i % inputs.size()]));
   }
   MOEKIT_RETURN_IF_ERROR(rotation.call().status());
   MOEKIT_ASSIGN_OR_RETURN(
-      result.check, verify_call(plan, layer.source(), inputs.front().arguments, workspace.span()));
-  if (!result.check.passed) {
-    return result;
-  }
+      rotation.result().check,
+      verify_call(plan, layer.source(), inputs.front().arguments, rotation.workspace()));
   MOEKIT_RETURN_IF_ERROR(rotation.call().status());  // warm threads
+  return rotation;
+}
+
+/// Checks each instruction set's first call, then times them in turns, a block each. After a failed
+/// check nothing is timed: results without samples.
+Result<std::vector<Rotation>> measure(const BenchOptions& options,
+                                      BenchLayer& layer,
+                                      std::int64_t num_tokens) {
+  std::vector<BenchInput> inputs;
+  std::vector<Rotation> rotations;
+  bool passed = true;
+  for (const DeviceDescriptor& device : layer.devices) {
+    MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(layer.subject, device, num_tokens));
+    RandomBits random(options.seed + 1);
+    while (inputs.size() < kNumInputs) {
+      MOEKIT_ASSIGN_OR_RETURN(BenchInput input, make_input(plan.problem(), num_tokens, random));
+      inputs.push_back(std::move(input));
+    }
+    MOEKIT_ASSIGN_OR_RETURN(Rotation rotation, checked_rotation(options, layer, plan, inputs));
+    passed = passed && rotation.result().check.passed;
+    rotations.push_back(std::move(rotation));
+  }
   const auto start = std::chrono::steady_clock::now();
   const auto elapsed = [start] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
-  while (static_cast<int>(result.time_us.size()) < kMinCalls ||
-         (elapsed() < options.seconds && static_cast<int>(result.time_us.size()) < kMaxCalls)) {
-    MOEKIT_RETURN_IF_ERROR(rotation.measure_block());
+  const double seconds = options.seconds * static_cast<double>(rotations.size());
+  const auto num_calls = [&] {
+    return static_cast<int>(rotations.front().result().time_us.size());
+  };
+  while (passed && (num_calls() < kMinCalls || (elapsed() < seconds && num_calls() < kMaxCalls))) {
+    for (Rotation& rotation : rotations) {
+      MOEKIT_RETURN_IF_ERROR(rotation.measure_block());
+    }
   }
-  return result;
+  return rotations;
 }
 
 Status check_words(const BenchOptions& options) {
@@ -254,21 +315,30 @@ Result<ExitCode> bench_verb(Console& console, const BenchOptions& options) {
   MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::int64_t> tokens,
                           parse_token_list(options.tokens, 1));
   MOEKIT_ASSIGN_OR_RETURN(const DeviceDescriptor device, resolve_device(options.layer));
+  if (device.arch != Arch::kCpu && !options.isas.empty()) {
+    return invalid_argument(
+        fmt::format("--isa {} with --device {}: instruction sets are of the CPU backend",
+                    fmt::join(options.isas, ","),
+                    options.layer.device.value_or("cpu")));
+  }
   if (device.arch != Arch::kCpu) {
     return bench_on_device(console, options, tokens);
   }
   MOEKIT_ASSIGN_OR_RETURN(BenchLayer layer, build_layer(console, options));
   ExitCode code = ExitCode::kOk;
   for (const std::int64_t num_tokens : tokens) {
-    MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(layer.subject, num_tokens));
-    MOEKIT_ASSIGN_OR_RETURN(const BenchResult result, measure(options, layer, plan));
-    if (!result.check.passed) {
-      console.report(failed_check_line(options.command_line, num_tokens, result.check));
-      code = ExitCode::kCheckFailed;
-      continue;
+    MOEKIT_ASSIGN_OR_RETURN(std::vector<Rotation> rotations, measure(options, layer, num_tokens));
+    for (Rotation& rotation : rotations) {
+      const BenchResult& result = rotation.result();
+      if (!result.check.passed) {
+        console.report(failed_check_line(options.command_line, num_tokens, result.check));
+        code = ExitCode::kCheckFailed;
+      } else if (!result.time_us.empty()) {
+        console.report(options.layer.json
+                           ? bench_json(result, rotation.plan(), options.command_line)
+                           : bench_text(result));
+      }
     }
-    console.report(options.layer.json ? bench_json(result, plan, options.command_line)
-                                      : bench_text(result));
   }
   return code;
 }

@@ -26,6 +26,8 @@ struct BenchResult {
   std::int64_t num_tokens = 0;
   int num_threads = 0;
   std::int64_t num_weight_copies = 0;
+  Isa isa = Isa::kPortable;
+  std::vector<std::string> turns{};  // instruction sets that took turns in this run
   std::int64_t flops = 0;
   VerifyReport check{};
   std::vector<double> time_us{};       // one per call

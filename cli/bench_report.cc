@@ -84,8 +84,9 @@ std::string bench_text(const BenchResult& result) {
   const Spread probe = spread_of(result.probe_gbps);
   return fmt::format(
       "{:<16} M {:>5}  {:>10.1f} us ({:.1f} .. {:.1f})  {:>6.2f} GB/s of weights, {:.2f} of a "
-      "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s, {:.2f} of the peak ({:.1f})  {} threads, {} "
-      "calls\n",
+      "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s, {:.2f} of the peak ({:.1f})  error {:.2e}  {}, "
+      "{} "
+      "threads, {} calls\n",
       result.subject,
       result.num_tokens,
       time.median,
@@ -97,6 +98,8 @@ std::string bench_text(const BenchResult& result) {
       gflops(result),
       bound_fractions(result).dots,
       spread_of(result.probe_gflops).median,
+      result.check.end_to_end_relative_l2,
+      isa_name(result.isa),
       result.num_threads,
       result.time_us.size());
 }
@@ -117,6 +120,7 @@ std::string bench_json(const BenchResult& result,
                     {"command", command_line},
                     {"plan", plan.to_text(result.num_tokens)},
                     {"weight_copies", result.num_weight_copies},
+                    {"turns", result.turns},
                     {"time_us", spread_json(spread_of(result.time_us))},
                     {"active_weight_bytes", spread_of(result.active_bytes).median},
                     {"gbps", spread_json(layer_gbps(result))},
@@ -125,6 +129,7 @@ std::string bench_json(const BenchResult& result,
                     {"gflops", gflops(result)},
                     {"probe_gflops", spread_json(spread_of(result.probe_gflops))},
                     {"fraction_of_dot_peak", bound_fractions(result).dots},
+                    {"relative_l2", result.check.end_to_end_relative_l2},
                     {"check", report_json(result.check, result.num_tokens)},
                     {"samples_us", result.time_us}});
 }

@@ -308,6 +308,9 @@ void describe(CLI::App& verb, BenchOptions& options) {
   add_token_list(verb, options.tokens, "token counts (default 1,8,64)");
   verb.add_option("--seconds", options.seconds, "time spent on each token count (default 2)")
       ->option_text("S");
+  verb.add_option("--isa", options.isas, "CPU bodies that take turns: avx512, avx2, portable")
+      ->option_text("ISA[,ISA...]")
+      ->delimiter(',');
   add_seed(verb, options.seed);
 }
 

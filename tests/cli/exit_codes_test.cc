@@ -182,6 +182,11 @@ std::vector<ErrorCase> count_cases() {
       {"negative token count", with_shape("verify", {"--tokens", "1,-4"}), 2, {"-4"}},
       {"bench of no token", with_shape("bench", {"--tokens", "0"}), 2, {"0"}},
       {"bench of no time", with_shape("bench", {"--seconds", "0"}), 2, {"--seconds 0"}},
+      {"bench of an unknown body", with_shape("bench", {"--isa", "avx9"}), 2, {"avx9", "avx2"}},
+      {"bench of a body on a gpu",
+       with_shape("bench", {"--isa", "avx2", "--device", "sm_90a"}),
+       2,
+       {"--isa avx2", "CPU backend"}},
   };
 }
 

@@ -469,29 +469,14 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
   }
   ASSERT_EQ(rows.size(), 2U);
   for (const Json& row : rows) {
-    expect_fields(row,
-                  {"subject",
-                   "case",
-                   "tokens",
-                   "recipe",
-                   "device",
-                   "threads",
-                   "version",
-                   "commit",
-                   "dirty",
-                   "command",
-                   "plan",
-                   "weight_copies",
-                   "time_us",
-                   "active_weight_bytes",
-                   "gbps",
-                   "probe_gbps",
-                   "fraction_of_probe",
-                   "gflops",
-                   "probe_gflops",
-                   "fraction_of_dot_peak",
-                   "check",
-                   "samples_us"});
+    expect_fields(row, {"subject",     "case",         "tokens",
+                        "recipe",      "device",       "threads",
+                        "version",     "commit",       "dirty",
+                        "command",     "plan",         "weight_copies",
+                        "turns",       "time_us",      "active_weight_bytes",
+                        "gbps",        "probe_gbps",   "fraction_of_probe",
+                        "gflops",      "probe_gflops", "fraction_of_dot_peak",
+                        "relative_l2", "check",        "samples_us"});
     expect_fields(row.at("time_us"), {"median", "p10", "p90"});
     EXPECT_GE(row.at("samples_us").size(), 10U);
     EXPECT_GT(row.at("time_us").at("median").get<double>(), 0.0);
@@ -500,11 +485,32 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
     EXPECT_GT(row.at("probe_gflops").at("median").get<double>(), 1.0);
     EXPECT_LT(row.at("probe_gflops").at("median").get<double>(), 2.0 * 2.0 * 512.0);
     EXPECT_EQ(row.at("check").at("passed"), true);
+    EXPECT_GT(row.at("relative_l2").get<double>(), 0.0);  // a bf16 output rounds something
+    EXPECT_LE(row.at("relative_l2").get<double>(), 5e-3);
     EXPECT_EQ(row.at("threads"), 2);
     EXPECT_NE(row.at("command").get<std::string>().find("--seconds 0.05"), std::string::npos);
   }
   // Two distinct experts of 3 * 128 * 64 codes at half a byte and a scale byte per 16.
   EXPECT_EQ(rows[0].at("active_weight_bytes"), 2 * (3 * 128 * 64 / 2 + 3 * 128 * 64 / 16));
+}
+
+// One run, one row for each instruction set, as many calls of each.
+TEST(CliBench, InstructionSetsTakeTurns) {
+  const CliResult result = run_cli(with_shape(
+      "bench", {"--tokens", "2", "--seconds", "0.02", "--isa", "portable,portable", "--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  std::istringstream lines(result.out);
+  std::vector<std::size_t> calls;
+  for (std::string line; std::getline(lines, line);) {
+    const Json row = Json::parse(line, nullptr, false);
+    ASSERT_FALSE(row.is_discarded()) << line;
+    EXPECT_EQ(row.at("turns"), Json({"portable", "portable"}));
+    EXPECT_EQ(row.at("device").at("isa"), "portable");
+    EXPECT_EQ(row.at("check").at("passed"), true);
+    calls.push_back(row.at("samples_us").size());
+  }
+  ASSERT_EQ(calls.size(), 2U);
+  EXPECT_EQ(calls[0], calls[1]);
 }
 
 }  // namespace
