@@ -155,9 +155,9 @@ struct QuantizeReport {
 /// no checkpoint yet. Holds the quantised tensors of one file in memory.
 ///
 /// Errors  kUnsupported      experts that are not bf16, a format without an encoder here
-///         kInvalidArgument  no MoE layer, weights that are not finite, a file in `folder` that
-///         this
-///                           function did not write, `folder` the source's own
+///         kInvalidArgument  no MoE layer, weights that are not finite, files in `folder` that a
+///                           call with this source and these options does not write, `folder` the
+///                           source's own
 ///         kIo               the folder or disk refused
 [[nodiscard]] Result<QuantizeReport> quantize_checkpoint(const Checkpoint& source,
                                                          std::string_view folder,

@@ -6,7 +6,6 @@
 #include <deque>
 #include <filesystem>
 #include <memory>
-#include <set>
 #include <system_error>
 #include <utility>
 
@@ -14,11 +13,11 @@
 
 #include "base/border.h"
 #include "base/cpu_info.h"
-#include "base/hash.h"
 #include "base/text.h"
 #include "base/thread_pool.h"
 #include "checkpoint/json_text.h"
 #include "checkpoint/quantize_config.h"
+#include "checkpoint/quantize_folder.h"
 #include "checkpoint/quantize_plan.h"
 
 namespace moekit::checkpoint {
@@ -27,9 +26,7 @@ namespace {
 using base::cat;
 namespace fs = std::filesystem;
 
-constexpr const char* kMarkKey = "moekit.quantize";
 constexpr const char* kFiguresKey = "moekit.quantize.figures";
-constexpr std::string_view kIndexFile = "model.safetensors.index.json";
 
 /// One matrix quantised, and how far its values are from the source's.
 struct Encoded {
@@ -55,7 +52,6 @@ struct FileContent {
   std::deque<Encoded> encoded{};
   std::deque<std::vector<std::byte>> biases{};
   Figures figures{};
-  std::int64_t num_matrices = 0;
 };
 
 const ContainerDType* container(std::string_view name) {
@@ -128,29 +124,45 @@ Status encode(const MatrixToQuantize& source, const QuantizeOptions& options, En
   return {};
 }
 
+/// Names of what a matrix becomes; no global where the format has none.
+struct EncodedNames {
+  std::string codes;
+  std::string scales;
+  std::string global;
+};
+
+EncodedNames encoded_names(const std::string& base, const QuantizeOptions& options) {
+  const bool modelopt = options.naming == QuantizedNaming::kModelopt;
+  EncodedNames names{base + (modelopt ? "weight" : "weight_packed"), base + "weight_scale", ""};
+  if (options.format == Format::kNvfp4) {
+    names.global = base + (modelopt ? "weight_scale_2" : "weight_global_scale");
+  }
+  return names;
+}
+
 void add_entries(const MatrixToQuantize& source,
                  const Encoded& encoded,
                  const QuantizeOptions& options,
                  std::vector<TensorEntry>& entries) {
-  const bool modelopt = options.naming == QuantizedNaming::kModelopt;
-  const bool nvfp4 = options.format == Format::kNvfp4;
+  const EncodedNames names = encoded_names(source.base, options);
+  const bool scalar_global = options.naming == QuantizedNaming::kModelopt;
   const std::int64_t rows = source.matrix.rows;
   const auto columns = [rows](const std::vector<std::byte>& bytes) {
     return rows == 0 ? std::int64_t{0} : static_cast<std::int64_t>(bytes.size()) / rows;
   };
-  entries.push_back({.name = source.base + (modelopt ? "weight" : "weight_packed"),
+  entries.push_back({.name = names.codes,
                      .dtype = container("U8"),
                      .shape = {rows, columns(encoded.codes)},
                      .bytes = encoded.codes});
-  entries.push_back({.name = source.base + "weight_scale",
-                     .dtype = container(nvfp4 ? "F8_E4M3" : "U8"),
+  entries.push_back({.name = names.scales,
+                     .dtype = container(names.global.empty() ? "U8" : "F8_E4M3"),
                      .shape = {rows, columns(encoded.scales)},
                      .bytes = encoded.scales});
-  if (nvfp4) {
+  if (!names.global.empty()) {
     entries.push_back(
-        {.name = source.base + (modelopt ? "weight_scale_2" : "weight_global_scale"),
+        {.name = names.global,
          .dtype = container("F32"),
-         .shape = modelopt ? std::vector<std::int64_t>() : std::vector<std::int64_t>{1},
+         .shape = scalar_global ? std::vector<std::int64_t>() : std::vector<std::int64_t>{1},
          .bytes = std::as_bytes(std::span(&encoded.global, 1))});
   }
 }
@@ -206,25 +218,6 @@ Status quantize_matrices(const std::vector<const MatrixToQuantize*>& matrices,
   return {};
 }
 
-/// What one output file is made of: formats, names and the source's header, size and samples of its
-/// bytes. Hashing every byte would cost more than quantising.
-std::string mark_of(std::span<const std::byte> file,
-                    const std::string& name,
-                    const QuantizeOptions& options) {
-  constexpr std::size_t kSamples = 64;
-  constexpr std::size_t kSampleBytes = 4096;
-  base::Sha256 hash;
-  hash.update_field(
-      cat("1 ", format_info(options.format).name, " ", static_cast<int>(options.naming)));
-  hash.update_field(name);
-  hash.update_field(cat(file.size()));
-  const std::size_t step = std::max(kSampleBytes, file.size() / kSamples);
-  for (std::size_t at = 0; at < file.size(); at += step) {
-    hash.update(file.subspan(at, std::min(kSampleBytes, file.size() - at)));
-  }
-  return hash.finish_hex();
-}
-
 std::string figures_text(const Figures& figures) {
   return nlohmann::json{{"error_squares", figures.error_squares},
                         {"squares", figures.squares},
@@ -248,13 +241,29 @@ Figures read_figures(const std::string& text) {
   return figures;
 }
 
+/// One weight file of the source and what takes the place of its tensors.
+struct FileWork {
+  SafetensorsContent source{};
+  std::vector<const TensorEntry*> kept{};
+  std::vector<const MatrixToQuantize*> matrices{};
+  std::vector<const BiasToSplit*> biases{};
+};
+
 class Quantizer {
  public:
   Quantizer(const Checkpoint::State& state, std::string folder, const QuantizeOptions& options)
-      : state_(&state), folder_(std::move(folder)), options_(&options) {}
+      : state_(&state), options_(&options) {
+    out_.folder = std::move(folder);
+    const std::string& path = state.summary.path;
+    out_.source_folder = base::is_folder(path) ? path : base::parent_folder(path);
+  }
 
   Result<QuantizeReport> run() {
     MOEKIT_ASSIGN_OR_RETURN(plan_, plan_quantization(*state_));
+    for (std::size_t file = 0; file < state_->files.size(); ++file) {
+      MOEKIT_RETURN_IF_ERROR(plan_file(file));
+    }
+    MOEKIT_RETURN_IF_ERROR(plan_texts());
     MOEKIT_RETURN_IF_ERROR(open_folder());
     const int threads =
         options_->num_threads > 0 ? options_->num_threads : base::detect_cpu().threads;
@@ -267,7 +276,7 @@ class Quantizer {
                                        " of ",
                                        plan_.num_matrices,
                                        " matrices; files that are whole stay in ",
-                                       folder_));
+                                       out_.folder));
       }
     }
     MOEKIT_RETURN_IF_ERROR(write_texts());
@@ -281,42 +290,80 @@ class Quantizer {
   }
 
  private:
-  [[nodiscard]] std::string source_folder() const {
-    const std::string& path = state_->summary.path;
-    return base::is_folder(path) ? path : base::parent_folder(path);
-  }
-
   Status open_folder() {
     std::error_code error;
-    fs::create_directories(folder_, error);
-    if (error || !base::is_folder(folder_)) {
-      return io_error(cat("cannot make folder ", folder_, ": ", error.message()));
+    fs::create_directories(out_.folder, error);
+    if (error || !base::is_folder(out_.folder)) {
+      return io_error(cat("cannot make folder ", out_.folder, ": ", error.message()));
     }
-    if (fs::equivalent(folder_, source_folder(), error)) {
-      return invalid_argument(cat(folder_, " is the source's own folder"));
+    if (fs::equivalent(out_.folder, out_.source_folder, error)) {
+      return invalid_argument(cat(out_.folder, " is the source's own folder"));
     }
-    return base::remove_abandoned_files(folder_);
+    MOEKIT_RETURN_IF_ERROR(check_destination(out_));
+    return base::remove_abandoned_files(out_.folder);
   }
 
-  /// True when the file there is whole and came from the same source and options.
-  Result<bool> is_kept(const std::string& path, const std::string& mark) {
+  Status plan_file(std::size_t file) {
+    const std::string& name = state_->file_names[file];
+    const std::span<const std::byte> bytes = state_->files[file].bytes();
+    out_.marks[name] = mark_of(bytes, name, *options_);
+    FileWork& work = work_.emplace_back();
+    MOEKIT_ASSIGN_OR_RETURN(work.source, parse_safetensors(bytes));
+    for (const TensorEntry& entry : work.source.tensors) {
+      const auto placed = state_->tensors.find(entry.name);
+      if (placed == state_->tensors.end() || placed->second.file != name) {
+        continue;  // the index places it in another file
+      }
+      const auto replaced = plan_.replacements.find(entry.name);
+      if (replaced == plan_.replacements.end()) {
+        work.kept.push_back(&entry);
+        out_.weight_map[entry.name] = name;
+        continue;
+      }
+      for (const MatrixToQuantize& matrix : replaced->second.matrices) {
+        work.matrices.push_back(&matrix);
+        const EncodedNames names = encoded_names(matrix.base, *options_);
+        for (const std::string& made : {names.codes, names.scales, names.global}) {
+          out_.weight_map[made] = name;
+        }
+      }
+      for (const BiasToSplit& bias : replaced->second.biases) {
+        work.biases.push_back(&bias);
+        out_.weight_map[bias.name] = name;
+      }
+    }
+    out_.weight_map.erase("");  // of a format without a global
+    return {};
+  }
+
+  Status plan_texts() {
+    if (base::is_folder(state_->summary.path)) {
+      MOEKIT_ASSIGN_OR_RETURN(out_.copies, files_to_copy(out_.source_folder));
+    }
+    out_.has_index =
+        state_->files.size() > 1 || base::is_regular_file(cat(out_.source_folder, "/", kIndexFile));
+    if (std::string text = quantized_hf_config(*options_); !text.empty()) {
+      out_.texts["hf_quant_config.json"] = std::move(text);
+    }
+    const std::string config_path = cat(out_.source_folder, "/config.json");
+    std::string config;
+    if (base::is_regular_file(config_path)) {
+      MOEKIT_ASSIGN_OR_RETURN(config, base::read_text_file(config_path, kMaxConfigBytes));
+    }
+    MOEKIT_ASSIGN_OR_RETURN(out_.texts["config.json"], quantized_config(config, *options_));
+    return {};
+  }
+
+  /// True when the file there is whole; check_destination has seen whose it is.
+  Result<bool> is_kept(const std::string& path) {
     if (!base::is_regular_file(path)) {
       return false;
     }
     MOEKIT_ASSIGN_OR_RETURN(const base::MappedFile file, base::MappedFile::open(path));
-    const Result<SafetensorsContent> content = parse_safetensors(file.bytes());
-    const bool ours = content.has_value() && content->metadata.contains(kMarkKey);
-    if (!ours) {
-      return invalid_argument(cat(path, " exists and was not written by quantize"));
-    }
-    if (content->metadata.at(kMarkKey) != mark) {
-      return false;
-    }
-    const auto figures = content->metadata.find(kFiguresKey);
-    add_figures(read_figures(figures == content->metadata.end() ? "" : figures->second));
-    for (const TensorEntry& entry : content->tensors) {
-      note_tensor(entry, path);
-    }
+    MOEKIT_ASSIGN_OR_RETURN(const SafetensorsContent content, parse_safetensors(file.bytes()));
+    const auto figures = content.metadata.find(kFiguresKey);
+    add_figures(read_figures(figures == content.metadata.end() ? "" : figures->second));
+    add_bytes(content.tensors);
     return true;
   }
 
@@ -329,111 +376,62 @@ class Quantizer {
     }
   }
 
-  void note_tensor(const TensorEntry& entry, const std::string& path) {
-    weight_map_[entry.name] = path.substr(path.find_last_of('/') + 1);
-    total_bytes_ += static_cast<std::int64_t>(entry.bytes.size());
+  void add_bytes(const std::vector<TensorEntry>& entries) {
+    for (const TensorEntry& entry : entries) {
+      total_bytes_ += static_cast<std::int64_t>(entry.bytes.size());
+    }
   }
 
   Status write_file(std::size_t file, base::ThreadPool& pool) {
     const std::string& name = state_->file_names[file];
-    const std::span<const std::byte> bytes = state_->files[file].bytes();
-    const std::string path = cat(folder_, "/", name);
-    const std::string mark = mark_of(bytes, name, *options_);
-    MOEKIT_ASSIGN_OR_RETURN(const SafetensorsContent source, parse_safetensors(bytes));
-    FileContent content;
-    std::vector<const MatrixToQuantize*> matrices;
-    for (const TensorEntry& entry : source.tensors) {
-      const auto placed = state_->tensors.find(entry.name);
-      if (placed == state_->tensors.end() || placed->second.file != name) {
-        continue;  // the index places it in another file
-      }
-      const auto replaced = plan_.replacements.find(entry.name);
-      if (replaced == plan_.replacements.end()) {
-        content.entries.push_back(entry);
-        continue;
-      }
-      for (const MatrixToQuantize& matrix : replaced->second.matrices) {
-        matrices.push_back(&matrix);
-      }
-      for (const BiasToSplit& bias : replaced->second.biases) {
-        MOEKIT_RETURN_IF_ERROR(add_bias(bias, content));
-      }
-    }
-    matrices_done_ += static_cast<std::int64_t>(matrices.size());
-    MOEKIT_ASSIGN_OR_RETURN(const bool kept, is_kept(path, mark));
+    const std::string path = cat(out_.folder, "/", name);
+    const FileWork& work = work_[file];
+    matrices_done_ += static_cast<std::int64_t>(work.matrices.size());
+    MOEKIT_ASSIGN_OR_RETURN(const bool kept, is_kept(path));
     if (kept) {
       ++report_.files_kept;
       return {};
     }
-    MOEKIT_RETURN_IF_ERROR(quantize_matrices(matrices, *options_, pool, content));
-    std::map<std::string, std::string> metadata = source.metadata;
-    metadata[kMarkKey] = mark;
+    FileContent content;
+    for (const TensorEntry* entry : work.kept) {
+      content.entries.push_back(*entry);
+    }
+    for (const BiasToSplit* bias : work.biases) {
+      MOEKIT_RETURN_IF_ERROR(add_bias(*bias, content));
+    }
+    MOEKIT_RETURN_IF_ERROR(quantize_matrices(work.matrices, *options_, pool, content));
+    std::map<std::string, std::string> metadata = work.source.metadata;
+    metadata[kMarkKey] = out_.marks.at(name);
     metadata[kFiguresKey] = figures_text(content.figures);
     MOEKIT_RETURN_IF_ERROR(write_entries(path, content.entries, metadata));
     ++report_.files_written;
     add_figures(content.figures);
-    for (const TensorEntry& entry : content.entries) {
-      note_tensor(entry, path);
-    }
-    return {};
-  }
-
-  Status write_text(std::string_view name, const std::string& text) {
-    MOEKIT_ASSIGN_OR_RETURN(base::PendingFile file,
-                            base::PendingFile::create(cat(folder_, "/", name)));
-    MOEKIT_RETURN_IF_ERROR(file.append(text));
-    return file.publish();
-  }
-
-  /// Tokenizer, generation defaults and whatever else lies beside: small files, as they are.
-  Status copy_other_files() {
-    constexpr std::int64_t kMaxBytes = std::int64_t{256} << 20;
-    MOEKIT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                            base::list_folder(source_folder()));
-    for (const std::string& name : names) {
-      const std::string path = cat(source_folder(), "/", name);
-      const bool written_here = name == "config.json" || name == "hf_quant_config.json" ||
-                                name == kIndexFile || name.ends_with(".safetensors");
-      std::error_code error;
-      if (written_here || !base::is_regular_file(path) ||
-          fs::file_size(path, error) > static_cast<std::uintmax_t>(kMaxBytes)) {
-        continue;
-      }
-      MOEKIT_ASSIGN_OR_RETURN(const std::string text, base::read_text_file(path, kMaxBytes));
-      MOEKIT_RETURN_IF_ERROR(write_text(name, text));
-    }
+    add_bytes(content.entries);
     return {};
   }
 
   Status write_texts() {
-    const bool whole_folder = base::is_folder(state_->summary.path);
-    if (whole_folder) {
-      MOEKIT_RETURN_IF_ERROR(copy_other_files());
-    }
-    if (state_->files.size() > 1 || base::is_regular_file(cat(source_folder(), "/", kIndexFile))) {
+    MOEKIT_RETURN_IF_ERROR(copy_files(out_));
+    if (out_.has_index) {
       const nlohmann::json index{{"metadata", {{"total_size", total_bytes_}}},
-                                 {"weight_map", weight_map_}};
-      MOEKIT_RETURN_IF_ERROR(write_text(kIndexFile, index.dump(2) + "\n"));
+                                 {"weight_map", out_.weight_map}};
+      MOEKIT_RETURN_IF_ERROR(write_text(out_.folder, kIndexFile, index.dump(2) + "\n"));
     }
-    if (const std::string text = quantized_hf_config(*options_); !text.empty()) {
-      MOEKIT_RETURN_IF_ERROR(write_text("hf_quant_config.json", text));
+    for (const char* name : {"hf_quant_config.json", "config.json"}) {
+      if (const auto text = out_.texts.find(name); text != out_.texts.end()) {
+        MOEKIT_RETURN_IF_ERROR(write_text(out_.folder, name, text->second));
+      }
     }
-    const std::string config_path = cat(source_folder(), "/config.json");
-    std::string config;
-    if (base::is_regular_file(config_path)) {
-      MOEKIT_ASSIGN_OR_RETURN(config, base::read_text_file(config_path, kMaxConfigBytes));
-    }
-    MOEKIT_ASSIGN_OR_RETURN(const std::string text, quantized_config(config, *options_));
-    return write_text("config.json", text);
+    return {};
   }
 
   const Checkpoint::State* state_;
-  std::string folder_;
   const QuantizeOptions* options_;
+  FolderPlan out_{};
   QuantizePlan plan_{};
+  std::vector<FileWork> work_{};
   QuantizeReport report_{};
   Figures total_{};
-  std::map<std::string, std::string> weight_map_{};
   std::int64_t total_bytes_ = 0;
   std::int64_t matrices_done_ = 0;
 };

@@ -170,22 +170,95 @@ TEST(QuantizeFolder, an_interrupted_call_goes_on_and_reports_the_same) {
   EXPECT_EQ(whole->files_kept, 0);
   EXPECT_DOUBLE_EQ(whole->relative_rms, resumed->relative_rms);
   EXPECT_EQ(whole->worst_matrix, resumed->worst_matrix);
-  // Another format does not take the files for its own.
-  const Result<QuantizeReport> other =
-      quantize_checkpoint(*source, out, {.format = Format::kMxfp4});
-  ASSERT_TRUE(other.has_value()) << other.status().to_string();
-  EXPECT_EQ(other->files_kept, 0);
 }
 
 /// name -> bytes of every file of a folder.
 std::map<std::string, std::string> files_of(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
+    if (!entry.is_regular_file()) {
+      continue;
+    }
     std::ifstream file(entry.path(), std::ios::binary);
     files[entry.path().filename().string()] =
         std::string(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   }
   return files;
+}
+
+/// The call is refused with every word, and the folder is left as it was.
+void expect_refused(const Checkpoint& source,
+                    const std::string& out,
+                    const QuantizeOptions& options,
+                    const std::vector<std::string>& words) {
+  const std::map<std::string, std::string> before = files_of(out);
+  const Status status = quantize_checkpoint(source, out, options).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+  for (const std::string& word : words) {
+    EXPECT_NE(status.message().find(word), std::string_view::npos)
+        << word << "\n  not in: " << status.message();
+  }
+  EXPECT_TRUE(files_of(out) == before) << "something was written";
+}
+
+TEST(QuantizeFolder, a_folder_of_another_conversion_is_refused_as_it_is) {
+  const Scratch scratch;
+  const Result<Checkpoint> source = Checkpoint::open(kFolder + "mixtral_bf16_sharded");
+  ASSERT_TRUE(source.has_value());
+  const std::string out = scratch.path("out");
+  ASSERT_TRUE(quantize_checkpoint(*source, out, {}).has_value());
+  const std::string shard = "'model-00001-of-00003.safetensors'";
+  expect_refused(*source,
+                 out,
+                 {.format = Format::kMxfp4},
+                 {out, shard + " is of another source, format or naming", "'config.json' differs"});
+  expect_refused(*source,
+                 out,
+                 {.naming = QuantizedNaming::kCompressedTensors},
+                 {shard, "'hf_quant_config.json' is no part of this conversion"});
+  const Result<Checkpoint> other = Checkpoint::open(kFolder + "qwen3_moe_bf16");
+  ASSERT_TRUE(other.has_value());
+  expect_refused(*other,
+                 out,
+                 {},
+                 {shard + " is no part of this conversion",
+                  "'model.safetensors.index.json' is no part of this conversion"});
+  // The same job finds everything done.
+  const std::map<std::string, std::string> whole = files_of(out);
+  const Result<QuantizeReport> again = quantize_checkpoint(*source, out, {});
+  ASSERT_TRUE(again.has_value()) << again.status().to_string();
+  EXPECT_EQ(again->files_kept, 3);
+  EXPECT_TRUE(files_of(out) == whole);
+}
+
+TEST(QuantizeFolder, what_would_be_lost_or_misread_is_refused_and_the_rest_stays) {
+  const Scratch scratch;
+  const Result<Checkpoint> source = Checkpoint::open(kFolder + "qwen3_moe_bf16");
+  ASSERT_TRUE(source.has_value());
+  int refused = 0;
+  for (const char* name : {"config.json",
+                           "hf_quant_config.json",
+                           "generation_config.json",
+                           "model.safetensors.index.json",
+                           "model-00001-of-00002.safetensors",
+                           "experts.gguf"}) {
+    const std::string out = scratch.path("out" + std::to_string(refused++));
+    fs::create_directories(out);
+    std::ofstream(out + "/" + name) << "{}";
+    expect_refused(*source, out, {}, {"1 file of something else", name});
+  }
+  EXPECT_EQ(refused, 6);
+  // A link to the source's configuration must not lead a write into the source.
+  const std::string linked = scratch.path("linked");
+  fs::create_directories(linked);
+  fs::create_symlink(kFolder + "qwen3_moe_bf16/config.json", linked + "/config.json");
+  expect_refused(*source, linked, {}, {"'config.json' differs"});
+  // Files that nobody takes for weights are in nobody's way.
+  const std::string notes = scratch.path("notes");
+  fs::create_directories(notes + "/logs");
+  std::ofstream(notes + "/NOTES.md") << "mine";
+  ASSERT_TRUE(quantize_checkpoint(*source, notes, {}).has_value());
+  EXPECT_EQ(files_of(notes).at("NOTES.md"), "mine");
 }
 
 /// Starts quantising in another process and kills it after `delay`; true when it had not finished.
