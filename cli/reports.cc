@@ -2,6 +2,7 @@
 #include "cli/reports.h"
 
 #include <cmath>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -104,6 +105,11 @@ Json report_json(const VerifyReport& report, std::int64_t num_tokens) {
   return Json{{"passed", report.passed},
               {"tokens_checked", report.tokens_checked},
               {"tokens", num_tokens},
+              {"tokens_not_sampled", report.tokens_not_sampled},
+              {"tokens_overwritten", report.tokens_overwritten},
+              {"tokens_out_of_range", report.tokens_out_of_range},
+              {"tokens_not_finite", report.tokens_not_finite},
+              {"tokens_inactive", report.tokens_inactive},
               {"routes_checked", report.routes_checked},
               {"intermediates_checked", report.intermediates_checked},
               {"intermediates_differing", report.intermediates_differing},
@@ -117,6 +123,42 @@ Json report_json(const VerifyReport& report, std::int64_t num_tokens) {
               {"end_to_end_relative_l2", number_json(report.end_to_end_relative_l2)},
               {"first_failure", report.first_failure}};
 }
+
+namespace {
+
+struct TokenCount {
+  std::int64_t count;
+  const char* what;
+};
+
+/// `unchecked  3 tokens: 1 whose ..., 2 ...`; empty where every count is 0.
+std::string counts_line(const char* label, const std::vector<TokenCount>& counts) {
+  std::int64_t total = 0;
+  std::string parts;
+  for (const TokenCount& part : counts) {
+    if (part.count > 0) {
+      total += part.count;
+      parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part.count, part.what);
+    }
+  }
+  return total == 0
+             ? std::string()
+             : fmt::format("{:<10} {} token{}: {}\n", label, total, total == 1 ? "" : "s", parts);
+}
+
+std::string tokens_text(const VerifyReport& report) {
+  return counts_line("rows",
+                     {{report.tokens_not_finite, "with a non-finite x, whose rows must be NaN"},
+                      {report.tokens_inactive,
+                       "without an active route, whose rows must be exactly 0 or shared"}}) +
+         counts_line("unchecked",
+                     {{report.tokens_out_of_range, "whose sums may leave the range of f32"},
+                      {report.tokens_overwritten,
+                       "of earlier chunks, whose quantised intermediate is overwritten"},
+                      {report.tokens_not_sampled, "beyond the 64 that are sampled"}});
+}
+
+}  // namespace
 
 std::string report_text(const VerifyReport& report, std::int64_t num_tokens) {
   std::string text = fmt::format(
@@ -136,6 +178,7 @@ std::string report_text(const VerifyReport& report, std::int64_t num_tokens) {
       report.intermediates_differing,
       report.intermediates_checked,
       report.intermediates_out_of_bound);
+  text += tokens_text(report);
   if (!report.passed) {
     text += fmt::format("failure    {}\n", report.first_failure);
   }

@@ -23,10 +23,19 @@ namespace moekit {
 /// Outcome of one check of one layer call.
 struct VerifyReport {
   bool passed = false;
-  /// All of them up to 64, then 64 sampled. With a quantising recipe, tokens of chunks before the
-  /// last are left out: their intermediate has left the workspace, and one that rounds the other
-  /// way changes the scale of its group, so that no bound on the output would mean anything.
+  /// All of them up to 64, then 64 sampled, but for those of the next three counts.
   std::int64_t tokens_checked = 0;
+  std::int64_t tokens_not_sampled = 0;
+  /// With a quantising recipe, tokens of chunks before the last are left out: their intermediate
+  /// has left the workspace, and one that rounds the other way changes the scale of its group, so
+  /// that no bound on the output would mean anything.
+  std::int64_t tokens_overwritten = 0;
+  /// A sum may leave the range of f32: whether it does depends on the order of its terms.
+  std::int64_t tokens_out_of_range = 0;
+  // Of tokens_checked: those with a NaN or infinite x, whose rows must be NaN, and those without an
+  // active route, whose rows must be exactly 0 (or `shared`).
+  std::int64_t tokens_not_finite = 0;
+  std::int64_t tokens_inactive = 0;
   std::int64_t routes_checked = 0;
   // Stage 1: the intermediate against RNE(oracle)
   std::int64_t intermediates_checked = 0;

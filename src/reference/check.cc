@@ -45,12 +45,30 @@ Quantizer call_quantizer(const LayerCall& call) {
   return recipe_info(call.problem.recipe).quantizer;
 }
 
+enum class Judgement : std::uint8_t { kJudged, kOverwritten, kOutOfRange };
+
 // A quantiser turns one intermediate that rounds the other way into another scale of its group, so
 // without the implementation's own intermediate there is no bound worth the name: such tokens are
-// not judged (their chunk has left the slice; those of the last chunk are).
-bool is_judged(const LayerCall& call, const Evidence& evidence, const BatchToken& token) {
-  return token.in_range &&
-         (call_quantizer(call) == Quantizer::kNone || is_materialised(evidence, token.token));
+// not judged (their chunk has left the slice; those of the last chunk are). What the row of a token
+// without active routes or with a non-finite x holds depends on no intermediate.
+Judgement judgement(const LayerCall& call, const Evidence& evidence, const BatchToken& token) {
+  if (!token.active || !token.finite) {
+    return Judgement::kJudged;
+  }
+  if (!token.in_range) {
+    return Judgement::kOutOfRange;
+  }
+  return call_quantizer(call) == Quantizer::kNone || is_materialised(evidence, token.token)
+             ? Judgement::kJudged
+             : Judgement::kOverwritten;
+}
+
+void count_token(const BatchToken& token, Judgement judged, VerifyReport& report) {
+  report.tokens_checked += judged == Judgement::kJudged ? 1 : 0;
+  report.tokens_overwritten += judged == Judgement::kOverwritten ? 1 : 0;
+  report.tokens_out_of_range += judged == Judgement::kOutOfRange ? 1 : 0;
+  report.tokens_inactive += token.active ? 0 : 1;
+  report.tokens_not_finite += token.active && !token.finite ? 1 : 0;
 }
 
 // In f32 the value stands exactly between two bf16 neighbours.
@@ -261,7 +279,7 @@ void check_batch(const LayerCall& call,
   evaluate_gate_up(call, batch);
   for (BatchRoute& route : batch.routes) {
     const BatchToken& token = batch.tokens[index_of(route.token_idx)];
-    if (!token.finite || !is_judged(call, evidence, token)) {
+    if (!token.finite || judgement(call, evidence, token) != Judgement::kJudged) {
       continue;
     }
     ++tally.report.routes_checked;
@@ -273,12 +291,30 @@ void check_batch(const LayerCall& call,
   }
   const Outputs outputs = evaluate_down(call, batch);
   for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
-    if (is_judged(call, evidence, batch.tokens[t])) {
-      ++tally.report.tokens_checked;
+    const Judgement judged = judgement(call, evidence, batch.tokens[t]);
+    count_token(batch.tokens[t], judged, tally.report);
+    if (judged == Judgement::kJudged) {
       check_output_row(
           {call, evidence, batch.tokens[t], outputs, t * index_of(call.problem.hidden_size)},
           tally);
     }
+  }
+}
+
+// A check that looked at nothing has proved nothing.
+void refuse_empty(std::int64_t num_tokens, Tally& tally) {
+  const VerifyReport& report = tally.report;
+  if (num_tokens > 0 && report.tokens_checked == 0) {
+    note_failure(tally,
+                 base::cat("none of ",
+                           num_tokens,
+                           " tokens could be checked: ",
+                           report.tokens_out_of_range,
+                           " whose sums may leave the range of f32, ",
+                           report.tokens_overwritten,
+                           " whose intermediate later chunks overwrote, ",
+                           report.tokens_not_sampled,
+                           " not sampled"));
   }
 }
 
@@ -307,8 +343,7 @@ void finish(Quantizer quantizer, Tally& tally) {
                            limit * 100.0,
                            " %"));
   }
-  report.passed =
-      !too_many && report.intermediates_out_of_bound == 0 && report.outputs_out_of_bound == 0;
+  report.passed = report.first_failure.empty();
 }
 
 }  // namespace
@@ -345,6 +380,8 @@ VerifyReport check_layer(const LayerCall& call, const Evidence& evidence) {
                  tokens.begin() + static_cast<std::ptrdiff_t>(end)},
                 tally);
   }
+  tally.report.tokens_not_sampled = evidence.num_tokens - static_cast<std::int64_t>(tokens.size());
+  refuse_empty(evidence.num_tokens, tally);
   finish(call_quantizer(call), tally);
   return std::move(tally.report);
 }

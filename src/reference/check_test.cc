@@ -3,6 +3,7 @@
 // mistake makes.
 #include "reference/check.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -192,6 +193,58 @@ TEST(Check, NonFiniteTokenMustBeNanInEveryColumnAndOnlyThere) {
   EXPECT_TRUE(check(layer).passed) << check(layer).first_failure;
   std::memset(layer.out.data() + 103 * kBf16Bytes, 0, 2);
   EXPECT_FALSE(check(layer).passed);
+}
+
+void fill_row(LayerFixture& layer, std::size_t token, std::uint16_t code) {
+  for (std::size_t k = 0; k < 96; ++k) {
+    std::memcpy(layer.x.data() + (token * 96 + k) * kBf16Bytes, &code, kBf16Bytes);
+  }
+}
+
+TEST(Check, TokensBeyondTheRangeOfF32AreCountedAndAllOfThemProveNothing) {
+  constexpr std::uint16_t kHuge = 0x7F00;  // 2^127
+  LayerFixture layer = LayerFixture::make(small_problem(), 4, 9);
+  fill_row(layer, 1, kHuge);
+  layer.run_plain();
+  const VerifyReport report = check(layer);
+  EXPECT_TRUE(report.passed) << report.first_failure;
+  EXPECT_EQ(report.tokens_checked, 3);
+  EXPECT_EQ(report.tokens_out_of_range, 1);
+  for (const std::size_t token : {std::size_t{0}, std::size_t{2}, std::size_t{3}}) {
+    fill_row(layer, token, kHuge);
+  }
+  layer.run_plain();
+  const VerifyReport nothing = check(layer);
+  EXPECT_FALSE(nothing.passed);
+  EXPECT_NE(nothing.first_failure.find("none of 4 tokens could be checked: 4 whose sums"),
+            std::string::npos)
+      << nothing.first_failure;
+}
+
+TEST(Check, RowsThatDependOnNoIntermediateAreJudgedInEveryChunk) {
+  LayerFixture layer = LayerFixture::make(small_problem(Recipe::kW4a8Mxfp4), 3, 9);
+  fill_row(layer, 0, 0x7FC0);  // NaN
+  layer.ids[2] = layer.ids[3] = -1;
+  std::fill(layer.out.begin(), layer.out.end(), 0);
+  for (std::size_t n = 0; n < 96; ++n) {
+    const std::uint16_t nan = 0x7FC0;
+    std::memcpy(layer.out.data() + n * kBf16Bytes, &nan, kBf16Bytes);
+  }
+  Evidence evidence;
+  evidence.num_tokens = 3;
+  evidence.out = layer.arguments.out;
+  evidence.intermediate = layer.intermediate.data();
+  evidence.first_token = 3;  // every token has left the slice
+  const auto report = [&] {
+    return check_layer({layer.problem, layer.source, layer.arguments}, evidence);
+  };
+  EXPECT_TRUE(report().passed) << report().first_failure;
+  EXPECT_EQ(report().tokens_checked, 2);
+  EXPECT_EQ(report().tokens_not_finite, 1);
+  EXPECT_EQ(report().tokens_inactive, 1);
+  EXPECT_EQ(report().tokens_overwritten, 1);
+  layer.out[5 * kBf16Bytes + 1] = 0;  // no longer NaN
+  EXPECT_FALSE(report().passed);
 }
 
 TEST(Check, ShareOfDifferingValuesIsLimited) {

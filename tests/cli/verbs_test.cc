@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each verb reports: JSON field names as specified, and text a person can read.
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <string>
@@ -9,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "moekit/checkpoint.h"
 #include "moekit/plan.h"
 #include "moekit/recipe.h"
 
@@ -416,6 +418,68 @@ TEST(CliRun, SaysWhatWasInferredHowItRoutedAndWhatWasChecked) {
   EXPECT_NE(
       text.out.find(" of " + std::to_string(json.at("tokens").get<int>()) + " tokens checked"),
       std::string::npos);
+}
+
+TEST(CliRun, SaysWhyTokensWereNotCheckedAndWhatTheOthersHad) {
+  constexpr std::int64_t kTokens = 4;
+  constexpr std::int64_t kHidden = 72;
+  std::vector<float> x(kTokens * kHidden, 0.5F);
+  x[kHidden] = NAN;
+  std::fill_n(x.begin() + 2 * kHidden, kHidden, 1e38F);
+  const std::vector<std::int32_t> ids{0, 1, 2, 3, -1, -1, 0, 1};  // token 2 is nobody's
+  const std::vector<float> weights(ids.size(), 0.5F);
+  const std::string input = (scratch_folder() / "rows_in.safetensors").string();
+  const auto write = [&](const std::vector<std::int32_t>& routes) {
+    const Status written = write_safetensors(
+        input,
+        {{"hidden_states",
+          matrix_view(static_cast<const void*>(x.data()), DType::kF32, kTokens, kHidden)},
+         {"topk_ids",
+          matrix_view(static_cast<const void*>(routes.data()), DType::kI32, kTokens, 2)},
+         {"topk_weights",
+          matrix_view(static_cast<const void*>(weights.data()), DType::kF32, kTokens, 2)}});
+    ASSERT_TRUE(written.ok()) << written.to_string();
+  };
+  const std::string output = (scratch_folder() / "rows_out.safetensors").string();
+  const auto run = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments{"run",
+                                       "--checkpoint",
+                                       folder("qwen3_moe_bf16"),
+                                       "--layer",
+                                       "1",
+                                       "--input",
+                                       input,
+                                       "--output",
+                                       output,
+                                       "--check"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_cli(arguments);
+  };
+  write(ids);
+  const CliResult rows = run({});
+  EXPECT_EQ(rows.exit_code, 0) << rows.out << rows.err;
+  for (const char* words : {"4 of 4 tokens checked",
+                            "rows       2 tokens: 1 with a non-finite x, whose rows must be NaN, 1 "
+                            "without an active route"}) {
+    EXPECT_NE(rows.out.find(words), std::string::npos) << words << " not in " << rows.out;
+  }
+  EXPECT_EQ(rows.out.find("unchecked"), std::string::npos) << rows.out;
+  write({0, 1, 2, 3, 4, 5, 0, 1});
+  const CliResult some = run({});
+  EXPECT_EQ(some.exit_code, 0) << some.out << some.err;
+  EXPECT_NE(some.out.find("unchecked  1 token: 1 whose sums may leave the range of f32"),
+            std::string::npos)
+      << some.out;
+  const Json check = run({"--json"}).json().at("check");
+  EXPECT_EQ(check.at("tokens_checked"), 3);
+  EXPECT_EQ(check.at("tokens_out_of_range"), 1);
+  EXPECT_EQ(check.at("tokens_not_finite"), 1);
+  EXPECT_EQ(check.at("tokens_inactive"), 0);
+  std::fill(x.begin(), x.end(), 1e38F);
+  write({0, 1, 2, 3, 4, 5, 0, 1});
+  const CliResult none = run({});
+  EXPECT_EQ(none.exit_code, 1) << "nothing was checked: " << none.out << none.err;
+  EXPECT_NE(none.out.find("none of 4 tokens could be checked: 4 whose"), std::string::npos);
 }
 
 TEST(CliVerify, ChecksTheWeightsOfACheckpoint) {
