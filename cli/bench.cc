@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "cli/aligned_buffer.h"
 #include "cli/bench_case.h"
 #include "cli/bench_probe.h"
+#include "cli/bench_requests.h"
 #include "cli/layer_call.h"
 #include "cli/options.h"
 #include "cli/random_inputs.h"
@@ -185,14 +187,14 @@ class Rotation {
     return std::chrono::duration<double, std::micro>(end - start).count();
   }
 
-  /// A block of timed calls, then as many linear reads of as many bytes, then dot products.
-  Status measure_block() {
-    for (int i = 0; i < kBlock; ++i) {
+  /// Timed calls, then as many linear reads of as many bytes, a block at most, then dot products.
+  Status measure(int num_calls) {
+    for (int i = 0; i < num_calls; ++i) {
       MOEKIT_ASSIGN_OR_RETURN(const double us, call());
       result_.time_us.push_back(us);
       result_.active_bytes.push_back(last_active_bytes_);
     }
-    for (int i = 0; i < kBlock; ++i) {
+    for (int i = 0; i < std::min(num_calls, kBlock); ++i) {
       result_.probe_gbps.push_back(layer_.probe.gbps(next_probe_bytes()));
     }
     result_.probe_gflops.push_back(layer_.probe.gflops(plan_->device.isa));
@@ -265,14 +267,22 @@ Result<Rotation> checked_rotation(const BenchOptions& options,
   return rotation;
 }
 
-/// Checks each instruction set's first call, then times them in turns, a block each. After a failed
-/// check nothing is timed: results without samples.
-Result<std::vector<Rotation>> measure(const BenchOptions& options,
-                                      BenchLayer& layer,
-                                      std::int64_t num_tokens) {
-  std::vector<BenchInput> inputs;
-  std::vector<Rotation> rotations;
-  bool passed = true;
+/// One token count: a rotation for each instruction set over the same inputs.
+struct TokenCase {
+  std::vector<BenchInput> inputs{};
+  std::vector<Rotation> rotations{};
+
+  [[nodiscard]] bool passed() {
+    return std::all_of(rotations.begin(), rotations.end(), [](Rotation& rotation) {
+      return rotation.result().check.passed;
+    });
+  }
+};
+
+/// Checks each instruction set's first call.
+Result<TokenCase> set_up(const BenchOptions& options, BenchLayer& layer, std::int64_t num_tokens) {
+  TokenCase token_case;
+  std::vector<BenchInput>& inputs = token_case.inputs;
   for (const DeviceDescriptor& device : layer.devices) {
     MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(layer.subject, device, num_tokens));
     RandomBits random(options.seed + 1);
@@ -281,9 +291,13 @@ Result<std::vector<Rotation>> measure(const BenchOptions& options,
       inputs.push_back(std::move(input));
     }
     MOEKIT_ASSIGN_OR_RETURN(Rotation rotation, checked_rotation(options, layer, plan, inputs));
-    passed = passed && rotation.result().check.passed;
-    rotations.push_back(std::move(rotation));
+    token_case.rotations.push_back(std::move(rotation));
   }
+  return token_case;
+}
+
+/// Times the instruction sets in turns, a block each.
+Status measure(const BenchOptions& options, std::vector<Rotation>& rotations) {
   const auto start = std::chrono::steady_clock::now();
   const auto elapsed = [start] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -292,18 +306,87 @@ Result<std::vector<Rotation>> measure(const BenchOptions& options,
   const auto num_calls = [&] {
     return static_cast<int>(rotations.front().result().time_us.size());
   };
-  while (passed && (num_calls() < kMinCalls || (elapsed() < seconds && num_calls() < kMaxCalls))) {
+  while (num_calls() < kMinCalls || (elapsed() < seconds && num_calls() < kMaxCalls)) {
     for (Rotation& rotation : rotations) {
-      MOEKIT_RETURN_IF_ERROR(rotation.measure_block());
+      MOEKIT_RETURN_IF_ERROR(rotation.measure(kBlock));
     }
   }
-  return rotations;
+  return {};
+}
+
+/// A row for each instruction set that was timed, a line for each whose check failed.
+ExitCode report_case(Console& console, const BenchOptions& options, TokenCase& token_case) {
+  ExitCode code = ExitCode::kOk;
+  for (Rotation& rotation : token_case.rotations) {
+    const BenchResult& result = rotation.result();
+    if (!result.check.passed) {
+      console.report(failed_check_line(options.command_line, result.num_tokens, result.check));
+      code = ExitCode::kCheckFailed;
+    } else if (!result.time_us.empty()) {
+      console.report(options.layer.json ? bench_json(result, rotation.plan(), options.command_line)
+                                        : bench_text(result));
+    }
+  }
+  return code;
+}
+
+/// Every token count for its seconds. After a failed check nothing is timed.
+Result<ExitCode> bench_alone(Console& console,
+                             const BenchOptions& options,
+                             BenchLayer& layer,
+                             const std::vector<std::int64_t>& tokens) {
+  ExitCode code = ExitCode::kOk;
+  for (const std::int64_t num_tokens : tokens) {
+    MOEKIT_ASSIGN_OR_RETURN(TokenCase token_case, set_up(options, layer, num_tokens));
+    if (token_case.passed()) {
+      MOEKIT_RETURN_IF_ERROR(measure(options, token_case.rotations));
+    }
+    if (report_case(console, options, token_case) != ExitCode::kOk) {
+      code = ExitCode::kCheckFailed;
+    }
+  }
+  return code;
+}
+
+/// All token counts are set up first, then timed as the standard input asks.
+Result<ExitCode> bench_on_request(Console& console,
+                                  const BenchOptions& options,
+                                  BenchLayer& layer,
+                                  const std::vector<std::int64_t>& tokens) {
+  std::map<std::int64_t, TokenCase> cases;
+  for (const std::int64_t num_tokens : tokens) {
+    MOEKIT_ASSIGN_OR_RETURN(cases[num_tokens], set_up(options, layer, num_tokens));
+    if (!cases[num_tokens].passed()) {
+      return report_case(console, options, cases[num_tokens]);
+    }
+  }
+  const auto time_calls = [&cases](const BenchRequest& request) -> Result<std::vector<double>> {
+    const auto found = cases.find(request.num_tokens);
+    if (found == cases.end()) {
+      return invalid_argument(
+          fmt::format("--on-request: {} tokens, expected one of --tokens", request.num_tokens));
+    }
+    Rotation& rotation = found->second.rotations.front();
+    MOEKIT_RETURN_IF_ERROR(rotation.measure(request.num_calls));
+    const std::vector<double>& times = rotation.result().time_us;
+    return std::vector<double>(times.end() - request.num_calls, times.end());
+  };
+  MOEKIT_RETURN_IF_ERROR(serve_bench_requests(console, time_calls));
+  for (auto& [num_tokens, token_case] : cases) {
+    report_case(console, options, token_case);
+  }
+  return ExitCode::kOk;
 }
 
 Status check_words(const BenchOptions& options) {
   if (!(options.seconds > 0.0 && options.seconds <= 600.0)) {
     return invalid_argument(
         fmt::format("--seconds {}: expected more than 0, at most 600", options.seconds));
+  }
+  if (options.on_request && options.isas.size() > 1) {
+    return invalid_argument(
+        fmt::format("--on-request with --isa {}: a request is for one instruction set",
+                    fmt::join(options.isas, ",")));
   }
   return {};
 }
@@ -321,26 +404,15 @@ Result<ExitCode> bench_verb(Console& console, const BenchOptions& options) {
                     fmt::join(options.isas, ","),
                     options.layer.device.value_or("cpu")));
   }
+  if (device.arch != Arch::kCpu && options.on_request) {
+    return invalid_argument("--on-request: taken by the CPU backend only");
+  }
   if (device.arch != Arch::kCpu) {
     return bench_on_device(console, options, tokens);
   }
   MOEKIT_ASSIGN_OR_RETURN(BenchLayer layer, build_layer(console, options));
-  ExitCode code = ExitCode::kOk;
-  for (const std::int64_t num_tokens : tokens) {
-    MOEKIT_ASSIGN_OR_RETURN(std::vector<Rotation> rotations, measure(options, layer, num_tokens));
-    for (Rotation& rotation : rotations) {
-      const BenchResult& result = rotation.result();
-      if (!result.check.passed) {
-        console.report(failed_check_line(options.command_line, num_tokens, result.check));
-        code = ExitCode::kCheckFailed;
-      } else if (!result.time_us.empty()) {
-        console.report(options.layer.json
-                           ? bench_json(result, rotation.plan(), options.command_line)
-                           : bench_text(result));
-      }
-    }
-  }
-  return code;
+  return options.on_request ? bench_on_request(console, options, layer, tokens)
+                            : bench_alone(console, options, layer, tokens);
 }
 
 }  // namespace moekit::cli

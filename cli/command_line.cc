@@ -311,6 +311,9 @@ void describe(CLI::App& verb, BenchOptions& options) {
   verb.add_option("--isa", options.isas, "CPU bodies that take turns: avx512, avx2, portable")
       ->option_text("ISA[,ISA...]")
       ->delimiter(',');
+  verb.add_flag("--on-request",
+                options.on_request,
+                "time calls when the standard input asks for them, see bench/compare");
   add_seed(verb, options.seed);
 }
 

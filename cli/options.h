@@ -99,6 +99,7 @@ struct BenchOptions {
   std::string tokens = "1,8,64";
   double seconds = 2.0;
   std::vector<std::string> isas{};  // take turns in one run; empty: the device's own
+  bool on_request = false;
   std::uint64_t seed = 1;
   std::string command_line{};  // as typed, for benchmark rows
 };

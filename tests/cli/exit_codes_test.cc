@@ -187,6 +187,14 @@ std::vector<ErrorCase> count_cases() {
        with_shape("bench", {"--isa", "avx2", "--device", "sm_90a"}),
        2,
        {"--isa avx2", "CPU backend"}},
+      {"bench of two bodies on request",
+       with_shape("bench", {"--on-request", "--isa", "avx2,portable"}),
+       2,
+       {"--on-request", "avx2,portable"}},
+      {"bench of a gpu on request",
+       with_shape("bench", {"--on-request", "--device", "sm_90a"}),
+       2,
+       {"--on-request", "CPU backend"}},
   };
 }
 

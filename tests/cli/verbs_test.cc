@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -575,6 +576,51 @@ TEST(CliBench, InstructionSetsTakeTurns) {
   }
   ASSERT_EQ(calls.size(), 2U);
   EXPECT_EQ(calls[0], calls[1]);
+}
+
+TEST(CliBench, TimesWhenTheStandardInputAsks) {
+  const std::filesystem::path requests = scratch_folder() / "turns.txt";
+  const auto bench = [&requests](const std::string& lines) {
+    write_file(requests, lines);
+    std::string redirect = "<";
+    redirect += requests.string();
+    return run_cli(
+        with_shape("bench", {"--tokens", "1,4", "--threads", "2", "--on-request", "--json"}),
+        redirect);
+  };
+  const CliResult good = bench("go 4 3\ngo 4 2\n");
+  ASSERT_EQ(good.exit_code, 0) << good.out << good.err;
+  std::istringstream lines(good.out);
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(line, "ready");
+  for (const int num_calls : {3, 2}) {
+    ASSERT_TRUE(std::getline(lines, line));
+    std::istringstream words(line);
+    std::string word;
+    ASSERT_TRUE(words >> word);
+    EXPECT_EQ(word, "us");
+    std::vector<double> times;
+    for (double us = 0.0; words >> us;) {
+      times.push_back(us);
+    }
+    EXPECT_EQ(times.size(), static_cast<std::size_t>(num_calls)) << line;
+    EXPECT_GT(*std::min_element(times.begin(), times.end()), 0.0) << line;
+  }
+  // A row of the token count that was asked for, and none of the other.
+  ASSERT_TRUE(std::getline(lines, line));
+  const Json row = Json::parse(line, nullptr, false);
+  ASSERT_FALSE(row.is_discarded()) << line;
+  EXPECT_EQ(row.at("tokens"), 4);
+  EXPECT_EQ(row.at("samples_us").size(), 5U);
+  EXPECT_FALSE(std::getline(lines, line)) << line;
+
+  for (const char* bad :
+       {"go 2 1\n", "go 1\n", "go 1 0\n", "go 1 1001\n", "go 1 1 1\n", "stop\n"}) {
+    const CliResult result = bench(bad);
+    EXPECT_EQ(result.exit_code, 2) << bad << result.out;
+    EXPECT_NE(result.err.find("--on-request: "), std::string::npos) << bad << result.err;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""bench/compare --turns with programs that answer well, die, write garbage, hang or end badly."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+MOEKIT = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+
+# A program of the protocol: US microseconds a call; `trouble` is what it does instead of its answer to the third turn.
+PROGRAM = """
+import os, sys, time
+us, trouble = float(sys.argv[1]), sys.argv[2]
+turns = []
+if trouble == "deaf":
+    time.sleep(60)
+print("note relative error 1.2e-2")
+print("hello" if trouble == "greets" else "ready", flush=True)
+for line in sys.stdin:
+    word, tokens, calls = line.split()
+    assert word == "go", line
+    turns.append(int(tokens))
+    answer = "us" + int(calls) * f" {us * int(tokens)}"
+    if len(turns) == 3:
+        if trouble == "dies":
+            print("out of patience", file=sys.stderr)
+            sys.exit(3)
+        if trouble == "hangs":
+            time.sleep(60)
+        answer = {"garbage": "us 12 many", "short": "us" + (int(calls) - 1) * " 5", "zero": "us" + int(calls) * " 0",
+                  "nan": "us" + int(calls) * " nan"}.get(trouble, answer)
+    print(answer, flush=True)
+if trouble == "lingers":
+    time.sleep(60)
+if "--json" in sys.argv and trouble != "rowless":
+    for tokens in sorted(set(turns)):
+        print('{"tokens": %d, "turns": %d}' % (tokens, turns.count(tokens)))
+sys.exit(5 if trouble == "fails" else 0)
+"""
+
+
+class Compare(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.scratch = tempfile.TemporaryDirectory()
+        cls.program = pathlib.Path(cls.scratch.name) / "program.py"
+        cls.program.write_text(PROGRAM)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.scratch.cleanup()
+
+    def run_compare(self, *options, peer="none", ours="none"):
+        timeout = 3 if peer in ("hangs", "deaf", "lingers") else 30
+        command = [FOLDER / "compare", "--turns", "1,4", "--seconds", "0.05", "--timeout", timeout, *options, "--peer",
+                   f"{sys.executable} {self.program} 3000.0 {peer}", "--", sys.executable, self.program, "1000.0", ours]
+        return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              encoding="utf-8", timeout=60)
+
+    def expect_trouble(self, result, *parts):
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        for part in ("compare: ", *parts):
+            self.assertIn(part, result.stderr)
+
+    def test_ratio_of_each_token_count(self):
+        result = self.run_compare()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        lines = result.stdout.splitlines()
+        self.assertEqual(len(lines), 2)
+        self.assertIn("M 1: ours 1000.00 us", lines[0])
+        self.assertIn("peer / ours 3.00 x", lines[0])
+        self.assertIn("M 4: ours 4000.00 us", lines[1])
+
+    def test_rows_hold_both_sides(self):
+        result = self.run_compare("--json", "--peer-name", "example 1f2e")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([row["tokens"] for row in rows], [1, 4])
+        for row in rows:
+            self.assertEqual(row["peer"], "example 1f2e")
+            self.assertEqual(row["peer_notes"], ["relative error 1.2e-2"])
+            self.assertAlmostEqual(row["peer_over_ours"]["median"], 3.0)
+            self.assertGreaterEqual(row["rounds"], 5)
+            self.assertEqual(len(row["ratios"]), row["rounds"])
+            # Every round gave both programs one turn, beside the uncounted first.
+            self.assertEqual(row["row"]["turns"], row["rounds"] + 1)
+        # 20 ms of the slower program make a turn.
+        self.assertEqual([row["calls"] for row in rows], [7, 2])
+
+    def test_a_peer_that_dies(self):
+        self.expect_trouble(self.run_compare(peer="dies"), "dies ended with 3 instead of answering 'go 1 7'",
+                            "out of patience")
+
+    def test_a_peer_that_hangs(self):
+        start = time.monotonic()
+        self.expect_trouble(self.run_compare(peer="hangs"), "did not answer 'go 1 7' within 3 s")
+        self.assertLess(time.monotonic() - start, 30.0)
+
+    def test_a_peer_that_never_gets_ready(self):
+        self.expect_trouble(self.run_compare(peer="deaf"), "did not answer at its start within 3 s")
+
+    def test_a_peer_of_another_protocol(self):
+        self.expect_trouble(self.run_compare(peer="greets"), "wrote 'hello', expected 'ready'")
+
+    def test_answers_that_are_no_times(self):
+        for trouble, answer in (("garbage", "'us 12 many'"), ("short", "'us 5 5 5 5 5 5'"), ("zero", "'us 0 0 "),
+                                ("nan", "'us nan nan ")):
+            self.expect_trouble(self.run_compare(peer=trouble), f"answered {answer}",
+                                "expected 'us' and 7 times in microseconds")
+
+    def test_a_peer_that_fails_or_lingers_at_its_end(self):
+        self.expect_trouble(self.run_compare(peer="fails"), "fails ended with 5")
+        self.expect_trouble(self.run_compare(peer="lingers"), "did not end within 3 s once its input was closed")
+
+    def test_our_side_is_held_to_the_same(self):
+        self.expect_trouble(self.run_compare(ours="dies"), "ended with 3 instead of answering")
+        self.expect_trouble(self.run_compare(ours="rowless"), "ended without a row for [1, 4] tokens")
+
+    def test_a_program_that_does_not_exist(self):
+        command = [str(FOLDER / "compare"), "--turns", "1", "--peer", "/nowhere/peer", "--", "true"]
+        self.expect_trouble(subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+                                           timeout=60), "/nowhere/peer")
+
+    @unittest.skipUnless(MOEKIT, "no moekit given")
+    def test_moekit_takes_turns(self):
+        command = [str(FOLDER / "compare"), "--turns", "1,4", "--seconds", "0.05", "--json", "--peer",
+                   f"{sys.executable} {self.program} 50.0 none", "--", MOEKIT, "bench", "--experts", "8", "--top-k", "2",
+                   "--hidden", "128", "--intermediate", "64", "--threads", "2"]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", timeout=120)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual([row["row"]["tokens"] for row in rows], [1, 4])
+        for row in rows:
+            self.assertTrue(row["row"]["check"]["passed"])
+            # The uncounted first call and every turn's are our samples.
+            self.assertEqual(len(row["row"]["samples_us"]), 1 + row["rounds"] * row["calls"])
+            self.assertGreater(row["row"]["probe_gbps"]["median"], 0.0)
+
+
+if __name__ == "__main__":
+    unittest.main()
