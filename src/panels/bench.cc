@@ -34,8 +34,7 @@ void dot_in_cache(benchmark::State& state, Isa isa, device::Panel16Element eleme
       static_cast<std::size_t>(tokens * cols * body.operand_bytes));  // zeros: values cost nothing
   std::vector<float> sums(static_cast<std::size_t>(tokens * kPanelRows));
   for (auto _ : state) {
-    body.dot(
-        {panel.data(), 1, &shape, operand.data(), cols * body.operand_bytes, tokens, sums.data()});
+    body.dot({panel.data(), 1, &shape, operand.data(), tokens, sums.data()});
     benchmark::DoNotOptimize(sums.data());
     benchmark::ClobberMemory();
   }

@@ -26,7 +26,9 @@ inline constexpr std::int64_t kPanelRows = 16;
 /// globals not.
 ///
 /// Shapes   panels  num_panels consecutive panels of `shape`
-///          operand [num_tokens, 8 * num_steps]  as load_operand wrote it
+///          operand [4 * num_steps, num_tokens, 2]  as load_operand wrote it: for each pair of
+///                  columns all tokens' pairs, so that the dot products of a tile read one stream
+///                  at constant distances
 ///          sums    [num_panels, num_tokens, 16]
 /// Numerics k ascending; per scale group one partial sum, then one multiply-add with the scale.
 ///          The order depends on neither num_tokens nor num_panels, so a token's bits do not depend
@@ -36,7 +38,6 @@ struct DotCall {
   std::int64_t num_panels = 1;
   const device::Panel16Shape* shape = nullptr;
   const std::byte* operand = nullptr;
-  std::int64_t operand_stride_bytes = 0;
   std::int64_t num_tokens = 1;  // 1 to max_tokens of the body
   float* sums = nullptr;
   const float* operand_scales = nullptr;  // [num_tokens, ceil(cols / 128)] or null
@@ -57,6 +58,14 @@ struct OperandRow {
   Quantizer quantizer = Quantizer::kNone;
   float global = 1.0F;      // Q4: the dequant-side input scale
   float* scales = nullptr;  // Q8b: [ceil(cols / 128)], written
+};
+
+/// One token's place in a tile of operands.
+struct OperandPlace {
+  std::byte* tile = nullptr;
+  std::int64_t token = 0;
+  std::int64_t num_tokens = 1;
+  std::byte* scratch = nullptr;  // one row of operands; null where num_tokens is 1
 };
 
 struct LoadedRow {
@@ -87,7 +96,7 @@ struct Body {
   /// Writes shape's leading zeros, the row, and zeros up to a whole step.
   LoadedRow (*load_operand)(const OperandRow& row,
                             const device::Panel16Shape& shape,
-                            std::byte* operand) = nullptr;
+                            const OperandPlace& place) = nullptr;
   void (*dot)(const DotCall& call) = nullptr;
   void (*activate)(const ActivateCall& call) = nullptr;
 };

@@ -99,10 +99,9 @@ struct Avx2 {
   static void add_pair(const __m256 (&low)[kPartCount],
                        const __m256 (&high)[kPartCount],
                        const float* x,
-                       i64 x_stride,
                        TileSums<Avx2, kTokens>* sums) {
     for (int t = 0; t < kTokens; ++t) {
-      const __m256 pair = broadcast_pair(x + t * x_stride);
+      const __m256 pair = broadcast_pair(x + operand_at<kTokens>(0, t));
       for (int part = 0; part < kPartCount; ++part) {
         Sums& sum = sums[part].at[t];
         sum.low = _mm256_fmadd_ps(low[part], pair, sum.low);
@@ -115,7 +114,6 @@ struct Avx2 {
   static void add_nibbles(const Constants& constants,
                           const __m256i (&codes)[kPartCount],
                           const float* x,
-                          i64 x_stride,
                           TileSums<Avx2, kTokens>* sums) {
     PairWords words[kPartCount];
     __m256 low[kPartCount];
@@ -125,45 +123,42 @@ struct Avx2 {
       low[part] = low_halves(words[part].low);
       high[part] = low_halves(words[part].high);
     }
-    add_pair<kPartCount, kTokens>(low, high, x, x_stride, sums);
+    add_pair<kPartCount, kTokens>(low, high, x, sums);
     for (int part = 0; part < kPartCount; ++part) {
       low[part] = high_halves(words[part].low, constants.high_half);
       high[part] = high_halves(words[part].high, constants.high_half);
     }
-    add_pair<kPartCount, kTokens>(low, high, x + 4, x_stride, sums);
+    add_pair<kPartCount, kTokens>(low, high, x + operand_at<kTokens>(2, 0), sums);
   }
 
   template <int kPartCount, int kTokens>
   static void add_codes(const Constants& constants,
                         const std::byte* line,
                         const float* x,
-                        i64 x_stride,
                         TileSums<Avx2, kTokens>* sums) {
     __m256i codes[kPartCount];
     for (i64 part = 0; part < kPartCount; ++part) {
       codes[part] = _mm256_and_si256(load(line + part * 32), constants.nibble);
     }
-    add_nibbles<kPartCount, kTokens>(constants, codes, x, x_stride, sums);
+    add_nibbles<kPartCount, kTokens>(constants, codes, x, sums);
     for (i64 part = 0; part < kPartCount; ++part) {
       codes[part] =
           _mm256_and_si256(_mm256_srli_epi16(load(line + part * 32), 4), constants.nibble);
     }
-    add_nibbles<kPartCount, kTokens>(constants, codes, x + 2, x_stride, sums);
+    add_nibbles<kPartCount, kTokens>(constants, codes, x + operand_at<kTokens>(1, 0), sums);
   }
 
   template <i64 kGroupCols, int kGroups, int kTokens>
   static void add_groups(const Constants& constants,
                          const std::byte* line,
                          const float* x,
-                         i64 x_stride,
                          TileSums<Avx2, kTokens>* sums) {
     constexpr i64 kGroupBytes = kGroupCols / kPanel16StepCols * kPanel16LineBytes;
     for (i64 group = 0; group < kGroups; ++group) {
       for (i64 part = 0; part < kParts; ++part) {
         add_codes<1, kTokens>(constants,
                               line + group * kGroupBytes + part * 32,
-                              x + group * kGroupCols,
-                              x_stride,
+                              x + group * kGroupCols * kTokens,
                               sums + group * kParts + part);
       }
     }
@@ -171,14 +166,14 @@ struct Avx2 {
 
   // Rows come in order here: `low` sums even columns, `high` odd columns.
   template <int kTokens>
-  static void add_bf16(const std::byte* lines, i64 part, const float* x, i64 x_stride, Sums* sums) {
+  static void add_bf16(const std::byte* lines, i64 part, const float* x, Sums* sums) {
     const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xFFFF0000U));
     for (i64 pair = 0; pair < 4; ++pair) {
       const __m256i words = load(lines + pair * kPanel16LineBytes + part * 32);
       const __m256 even = low_halves(words);
       const __m256 odd = high_halves(words, mask);
       for (int t = 0; t < kTokens; ++t) {
-        const float* at = x + t * x_stride + pair * 2;
+        const float* at = x + operand_at<kTokens>(pair, t);
         sums[t].low = _mm256_fmadd_ps(even, _mm256_broadcast_ss(at), sums[t].low);
         sums[t].high = _mm256_fmadd_ps(odd, _mm256_broadcast_ss(at + 1), sums[t].high);
       }
@@ -241,20 +236,19 @@ struct Avx2 {
   }
 
   template <int kTokens>
-  static void add_int4(
-      const std::byte* line, i64 part, __m256 zeros, const float* x, i64 x_stride, Sums* sums) {
+  static void add_int4(const std::byte* line, i64 part, __m256 zeros, const float* x, Sums* sums) {
     const __m256i words = load(line + part * 32);
     for (i64 pair = 0; pair < 4; ++pair) {
       const __m256 even = nibble_values(words, static_cast<int>(4 * pair), zeros);
       const __m256 odd = nibble_values(words, static_cast<int>(16 + 4 * pair), zeros);
-      add_columns<kTokens>(even, odd, x + 2 * pair, x_stride, sums);
+      add_columns<kTokens>(even, odd, x + operand_at<kTokens>(pair, 0), sums);
     }
   }
 
   template <int kTokens>
-  static void add_columns(__m256 even, __m256 odd, const float* x, i64 x_stride, Sums* sums) {
+  static void add_columns(__m256 even, __m256 odd, const float* x, Sums* sums) {
     for (int t = 0; t < kTokens; ++t) {
-      const float* at = x + t * x_stride;
+      const float* at = x + operand_at<kTokens>(0, t);
       sums[t].low = _mm256_fmadd_ps(even, _mm256_broadcast_ss(at), sums[t].low);
       sums[t].high = _mm256_fmadd_ps(odd, _mm256_broadcast_ss(at + 1), sums[t].high);
     }
@@ -273,19 +267,19 @@ struct Avx2 {
 
   // `low` sums rows 0 to 3 of the part, `high` rows 4 to 7, even and odd columns side by side.
   template <int kTokens>
-  static void add_e4m3(const std::byte* lines, i64 part, const float* x, i64 x_stride, Sums* sums) {
+  static void add_e4m3(const std::byte* lines, i64 part, const float* x, Sums* sums) {
     for (i64 line = 0; line < 2; ++line) {
       const __m256i words = load(lines + line * kPanel16LineBytes + part * 32);
       add_e4m3_pair<kTokens>(
-          e4m3_values(_mm256_slli_epi16(words, 8)), x + line * 4, x_stride, sums);
-      add_e4m3_pair<kTokens>(e4m3_values(words), x + line * 4 + 2, x_stride, sums);
+          e4m3_values(_mm256_slli_epi16(words, 8)), x + operand_at<kTokens>(2 * line, 0), sums);
+      add_e4m3_pair<kTokens>(e4m3_values(words), x + operand_at<kTokens>(2 * line + 1, 0), sums);
     }
   }
 
   template <int kTokens>
-  static void add_e4m3_pair(const Sums& weights, const float* x, i64 x_stride, Sums* sums) {
+  static void add_e4m3_pair(const Sums& weights, const float* x, Sums* sums) {
     for (int t = 0; t < kTokens; ++t) {
-      const __m256 pair = broadcast_pair(x + t * x_stride);
+      const __m256 pair = broadcast_pair(x + operand_at<kTokens>(0, t));
       sums[t].low = _mm256_fmadd_ps(weights.low, pair, sums[t].low);
       sums[t].high = _mm256_fmadd_ps(weights.high, pair, sums[t].high);
     }

@@ -72,25 +72,23 @@ struct Avx512 {
   }
 
   template <int kTokens, i64 kPair>
-  static void add_pair(
-      __m512i table, __m512i words, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+  static void add_pair(__m512i table, __m512i words, const std::uint16_t* x, Sums* sums) {
     const __m512i index =
         kPair == 0 ? words : _mm512_srli_epi16(words, static_cast<unsigned>(4 * kPair));
     const __m512i weights = _mm512_permutexvar_epi16(index, table);
-    add_weights<kTokens>(weights, x + 2 * kPair, x_stride, sums);
+    add_weights<kTokens>(weights, x + operand_at<kTokens>(kPair, 0), sums);
   }
 
   template <int kPartCount, int kTokens>
   static void add_codes(const Constants& table,
                         const std::byte* line,
                         const std::uint16_t* x,
-                        i64 x_stride,
                         TileSums<Avx512, kTokens>* sums) {
     const __m512i words = _mm512_loadu_si512(line);
-    add_pair<kTokens, 0>(table, words, x, x_stride, sums->at);
-    add_pair<kTokens, 1>(table, words, x, x_stride, sums->at);
-    add_pair<kTokens, 2>(table, words, x, x_stride, sums->at);
-    add_pair<kTokens, 3>(table, words, x, x_stride, sums->at);
+    add_pair<kTokens, 0>(table, words, x, sums->at);
+    add_pair<kTokens, 1>(table, words, x, sums->at);
+    add_pair<kTokens, 2>(table, words, x, sums->at);
+    add_pair<kTokens, 3>(table, words, x, sums->at);
   }
 
   // Pair by pair over all groups: the distance between dependent dot products is kGroups * kTokens.
@@ -98,7 +96,6 @@ struct Avx512 {
   static void add_groups(const Constants& table,
                          const std::byte* line,
                          const std::uint16_t* x,
-                         i64 x_stride,
                          TileSums<Avx512, kTokens>* sums) {
     constexpr i64 kGroupBytes = kGroupCols / kPanel16StepCols * kPanel16LineBytes;
     __m512i words[kGroups];
@@ -106,25 +103,24 @@ struct Avx512 {
       words[group] = _mm512_loadu_si512(line + group * kGroupBytes);
     }
     for (int group = 0; group < kGroups; ++group) {
-      add_pair<kTokens, 0>(table, words[group], x + group * kGroupCols, x_stride, sums[group].at);
+      add_pair<kTokens, 0>(table, words[group], x + group * kGroupCols * kTokens, sums[group].at);
     }
     for (int group = 0; group < kGroups; ++group) {
-      add_pair<kTokens, 1>(table, words[group], x + group * kGroupCols, x_stride, sums[group].at);
+      add_pair<kTokens, 1>(table, words[group], x + group * kGroupCols * kTokens, sums[group].at);
     }
     for (int group = 0; group < kGroups; ++group) {
-      add_pair<kTokens, 2>(table, words[group], x + group * kGroupCols, x_stride, sums[group].at);
+      add_pair<kTokens, 2>(table, words[group], x + group * kGroupCols * kTokens, sums[group].at);
     }
     for (int group = 0; group < kGroups; ++group) {
-      add_pair<kTokens, 3>(table, words[group], x + group * kGroupCols, x_stride, sums[group].at);
+      add_pair<kTokens, 3>(table, words[group], x + group * kGroupCols * kTokens, sums[group].at);
     }
   }
 
   template <int kTokens>
-  static void add_bf16(
-      const std::byte* lines, i64 /*part*/, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+  static void add_bf16(const std::byte* lines, i64 /*part*/, const std::uint16_t* x, Sums* sums) {
     for (i64 pair = 0; pair < 4; ++pair) {
       const __m512i weights = _mm512_loadu_si512(lines + pair * kPanel16LineBytes);
-      add_weights<kTokens>(weights, x + 2 * pair, x_stride, sums);
+      add_weights<kTokens>(weights, x + operand_at<kTokens>(pair, 0), sums);
     }
   }
 
@@ -181,19 +177,15 @@ struct Avx512 {
   }
 
   template <int kTokens>
-  static void add_int4(const std::byte* line,
-                       i64 /*part*/,
-                       __m512i offsets,
-                       const std::uint16_t* x,
-                       i64 x_stride,
-                       Sums* sums) {
+  static void add_int4(
+      const std::byte* line, i64 /*part*/, __m512i offsets, const std::uint16_t* x, Sums* sums) {
     const __m512i table = integer_table();
     const __m512i words = _mm512_loadu_si512(line);
     for (i64 pair = 0; pair < 4; ++pair) {
       const __m512i codes = _mm512_and_si512(
           _mm512_srli_epi16(words, static_cast<unsigned>(4 * pair)), _mm512_set1_epi16(15));
       const __m512i weights = _mm512_permutexvar_epi16(_mm512_add_epi16(codes, offsets), table);
-      add_weights<kTokens>(weights, x + 2 * pair, x_stride, sums);
+      add_weights<kTokens>(weights, x + operand_at<kTokens>(pair, 0), sums);
     }
   }
 
@@ -209,19 +201,19 @@ struct Avx512 {
   }
 
   template <int kTokens>
-  static void add_e4m3(
-      const std::byte* lines, i64 /*part*/, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+  static void add_e4m3(const std::byte* lines, i64 /*part*/, const std::uint16_t* x, Sums* sums) {
     for (i64 line = 0; line < 2; ++line) {
       const __m512i words = _mm512_loadu_si512(lines + line * kPanel16LineBytes);
-      add_weights<kTokens>(e4m3_pairs(_mm512_slli_epi16(words, 8)), x + line * 4, x_stride, sums);
-      add_weights<kTokens>(e4m3_pairs(words), x + line * 4 + 2, x_stride, sums);
+      add_weights<kTokens>(
+          e4m3_pairs(_mm512_slli_epi16(words, 8)), x + operand_at<kTokens>(2 * line, 0), sums);
+      add_weights<kTokens>(e4m3_pairs(words), x + operand_at<kTokens>(2 * line + 1, 0), sums);
     }
   }
 
   template <int kTokens>
-  static void add_weights(__m512i weights, const std::uint16_t* x, i64 x_stride, Sums* sums) {
+  static void add_weights(__m512i weights, const std::uint16_t* x, Sums* sums) {
     for (int t = 0; t < kTokens; ++t) {
-      add_dots(sums[t], weights, x + t * x_stride);
+      add_dots(sums[t], weights, x + operand_at<kTokens>(0, t));
     }
   }
 

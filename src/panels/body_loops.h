@@ -14,14 +14,14 @@
 //   kMaxTokens
 //   kGroupsTogether<T>            scale groups of a whole block of codes that are summed side by
 //                                 side; 0: one part of one group after the other, by add_codes
-//   add_groups<C, G, T>(constants, line, x, stride, sums[G * kParts][T])   += 8 columns of codes of
-//                                 all parts of G groups of C columns, the first group's given
+//   add_groups<C, G, T>(constants, line, x, sums[G * kParts][T])   += 8 columns of codes of all
+//                                 parts of G groups of C columns, the first group's given
 //   zero()                        Sums
-//   add_codes<P, T>(constants, line, x, stride, sums[P][T])   += 8 columns of codes of P parts
-//   add_bf16<T>(lines, part, x, stride, sums[T])              += 8 columns of bf16
+//   add_codes<P, T>(constants, line, x, sums[P][T])   += 8 columns of codes of P parts
+//   add_bf16<T>(lines, part, x, sums[T])              += 8 columns of bf16
 //   scale<Element>(bytes, part)   a Scale from 16 stored scale bytes
 //   zero_points<Element>(words, part), wide_scale<Element>(words, part)   from 16 stored f32 words
-//   add_int4<T>(lines, part, zeros, x, stride, sums[T]), add_e4m3<T>(...)   += 8 columns, in the
+//   add_int4<T>(lines, part, zeros, x, sums[T]), add_e4m3<T>(...)   += 8 columns, in the
 //                                 order of sums that wide_scale<Element> knows
 //   scaled(sums, factor)          sums * factor
 //   multiply_add(sums, scale, total)  total + sums * scale
@@ -55,6 +55,12 @@ inline void prefetch_ahead(const std::byte* line) {
   __builtin_prefetch(line + kPrefetchBytes);
 }
 
+/// Where the first operand of (pair of columns, token) lies in a tile: DotCall's order.
+template <int kTokens>
+constexpr i64 operand_at(i64 pair, int token) {
+  return 2 * (pair * kTokens + token);
+}
+
 template <typename Simd, int kTokens>
 struct TileSums {
   typename Simd::Sums at[kTokens];
@@ -76,7 +82,6 @@ struct Group {
   const std::byte* scales;  // of its first row
   i64 steps;
   const typename Simd::Operand* x;
-  i64 x_stride;
   bool is_first_part;  // the one that asks for memory
 };
 
@@ -96,8 +101,7 @@ void add_group(const typename Simd::Constants& constants,
     }
     Simd::template add_codes<kTogether, kTokens>(constants,
                                                  group.lines + step * kPanel16LineBytes,
-                                                 group.x + step * kPanel16StepCols,
-                                                 group.x_stride,
+                                                 group.x + step * kPanel16StepCols * kTokens,
                                                  sums);
   }
   for (int part = 0; part < kTogether; ++part) {
@@ -114,7 +118,6 @@ struct Block {
   const std::byte* lines;   // of its first step
   const std::byte* scales;  // of its first group
   const typename Simd::Operand* x;
-  i64 x_stride;
 };
 
 /// Sums several groups side by side. Each starts from zero and the totals take them in ascending
@@ -133,16 +136,13 @@ void add_block(const typename Simd::Constants& constants,
       tile = zero_tile<Simd, kTokens>();
     }
     const std::byte* lines = block.lines + first * kGroupSteps * kPanel16LineBytes;
-    const typename Simd::Operand* x = block.x + first * kGroupCols;
+    const typename Simd::Operand* x = block.x + first * kGroupCols * kTokens;
     for (i64 step = 0; step < kGroupSteps; ++step) {
       for (i64 group = 0; group < kGroups; ++group) {
         prefetch_ahead(lines + (group * kGroupSteps + step) * kPanel16LineBytes);
       }
-      Simd::template add_groups<kGroupCols, kGroups, kTokens>(constants,
-                                                              lines + step * kPanel16LineBytes,
-                                                              x + step * kPanel16StepCols,
-                                                              block.x_stride,
-                                                              sums);
+      Simd::template add_groups<kGroupCols, kGroups, kTokens>(
+          constants, lines + step * kPanel16LineBytes, x + step * kPanel16StepCols * kTokens, sums);
     }
     for (int i = 0; i < kGroups * Simd::kParts; ++i) {
       const i64 group = first + i / Simd::kParts;
@@ -177,7 +177,6 @@ void add_some_groups(const typename Simd::Constants& constants,
                         block.scales + part * kPartRows,
                         steps,
                         block.x,
-                        block.x_stride,
                         part == 0};
       if (steps == kOwnGroupSteps) {
         group.steps = kOwnGroupSteps;  // the common case: a constant trip count unrolls
@@ -188,7 +187,7 @@ void add_some_groups(const typename Simd::Constants& constants,
     }
     block.scales += device::kPanel16Rows;
     block.lines += steps * kPanel16LineBytes;
-    block.x += steps * kPanel16StepCols;
+    block.x += steps * kPanel16StepCols * kTokens;
     step += steps;
   }
 }
@@ -197,7 +196,6 @@ template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_code_panel(const std::byte* panel,
                     const Panel16Shape& shape,
                     const typename Simd::Operand* x,
-                    i64 x_stride,
                     float* sums) {
   constexpr i64 kBlockSteps =
       device::kPanel16BlockGroups * device::panel16_own_group_cols(kElement) / kPanel16StepCols;
@@ -216,7 +214,7 @@ void dot_code_panel(const std::byte* panel,
     panel += kPanel16LineBytes;
     const i64 block_end = device::round_up(step + 1, block_steps);
     const i64 last = block_end < end ? block_end : end;
-    const Block<Simd> block{panel, scales, x, x_stride};
+    const Block<Simd> block{panel, scales, x};
     if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
       if (block_steps == kBlockSteps && last - step == kBlockSteps) {
         add_block<Simd, kElement, kTokens>(constants, block, total);
@@ -227,7 +225,7 @@ void dot_code_panel(const std::byte* panel,
       add_some_groups<Simd, kElement, kTokens>(constants, shape, block, step, last, total);
     }
     panel += (last - step) * kPanel16LineBytes;
-    x += (last - step) * kPanel16StepCols;
+    x += (last - step) * kPanel16StepCols * kTokens;
     step = last;
   }
   for (int t = 0; t < kTokens; ++t) {
@@ -249,7 +247,6 @@ template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_wide_panel(const std::byte* panel,
                     const Panel16Shape& shape,
                     const typename Simd::Operand* x,
-                    i64 x_stride,
                     const OperandScales& operand_scales,
                     float* sums) {
   constexpr i64 kStepBytes = device::panel16_step_bytes(kElement);
@@ -283,9 +280,9 @@ void dot_wide_panel(const std::byte* panel,
         }
         if constexpr (kElement == Panel16Element::kInt4) {
           Simd::template add_int4<kTokens>(
-              lines, part, zeros, x + i * kPanel16StepCols, x_stride, sum.at);
+              lines, part, zeros, x + i * kPanel16StepCols * kTokens, sum.at);
         } else {
-          Simd::template add_e4m3<kTokens>(lines, part, x + i * kPanel16StepCols, x_stride, sum.at);
+          Simd::template add_e4m3<kTokens>(lines, part, x + i * kPanel16StepCols * kTokens, sum.at);
         }
       }
       const typename Simd::Scale scale = Simd::template wide_scale<kElement>(scales, part);
@@ -300,7 +297,7 @@ void dot_wide_panel(const std::byte* panel,
       }
     }
     panel += steps * kStepBytes;
-    x += steps * kPanel16StepCols;
+    x += steps * kPanel16StepCols * kTokens;
     step = last;
   }
   for (int t = 0; t < kTokens; ++t) {
@@ -314,7 +311,6 @@ template <typename Simd, int kTokens>
 void dot_bf16_panel(const std::byte* panel,
                     const Panel16Shape& shape,
                     const typename Simd::Operand* x,
-                    i64 x_stride,
                     float* sums) {
   TileSums<Simd, kTokens> total[Simd::kParts];
   for (i64 part = 0; part < Simd::kParts; ++part) {
@@ -334,14 +330,13 @@ void dot_bf16_panel(const std::byte* panel,
         }
         Simd::template add_bf16<kTokens>(panel + step * 4 * kPanel16LineBytes,
                                          part,
-                                         x + step * kPanel16StepCols,
-                                         x_stride,
+                                         x + step * kPanel16StepCols * kTokens,
                                          sum.at);
       }
       total[part] = sum;
     }
     panel += steps * 4 * kPanel16LineBytes;
-    x += steps * kPanel16StepCols;
+    x += steps * kPanel16StepCols * kTokens;
     left -= steps;
   }
   for (int t = 0; t < kTokens; ++t) {
@@ -354,18 +349,17 @@ void dot_bf16_panel(const std::byte* panel,
 template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_panels(const DotCall& call) {
   const auto* x = reinterpret_cast<const typename Simd::Operand*>(call.operand);
-  const i64 x_stride = call.operand_stride_bytes / static_cast<i64>(sizeof(typename Simd::Operand));
   const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
   for (i64 panel = 0; panel < call.num_panels; ++panel) {
     const std::byte* bytes = call.panels + panel * panel_bytes;
     float* sums = call.sums + panel * kTokens * kPanelRows;
     if constexpr (kElement == Panel16Element::kBf16) {
-      dot_bf16_panel<Simd, kTokens>(bytes, *call.shape, x, x_stride, sums);
+      dot_bf16_panel<Simd, kTokens>(bytes, *call.shape, x, sums);
     } else if constexpr (device::panel16_has_wide_scales(kElement)) {
       dot_wide_panel<Simd, kElement, kTokens>(
-          bytes, *call.shape, x, x_stride, {call.operand_scales, call.operand_scale_stride}, sums);
+          bytes, *call.shape, x, {call.operand_scales, call.operand_scale_stride}, sums);
     } else {
-      dot_code_panel<Simd, kElement, kTokens>(bytes, *call.shape, x, x_stride, sums);
+      dot_code_panel<Simd, kElement, kTokens>(bytes, *call.shape, x, sums);
     }
   }
 }
@@ -549,8 +543,7 @@ float shrink_row(Operand* out, i64 count) {
 
 /// An f32 that rounds to infinity counts as infinite: the operand is what the recipe multiplies.
 template <typename Operand>
-LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::byte* operand) {
-  auto* out = reinterpret_cast<Operand*>(operand);
+LoadedRow load_row(const OperandRow& row, const Panel16Shape& shape, Operand* out) {
   const i64 lead = device::panel16_lead_cols(shape);
   const i64 padded = device::panel16_num_steps(shape) * kPanel16StepCols;
   for (i64 i = 0; i < lead; ++i) {
@@ -563,6 +556,24 @@ LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::by
   LoadedRow loaded;
   loaded.finite = row.quantizer == Quantizer::kNone ? round_row(row, out) : quantize_row(row, out);
   loaded.factor = row.quantizer == Quantizer::kQ4 ? row.global : shrink_row(out, row.cols);
+  return loaded;
+}
+
+template <typename Operand>
+LoadedRow load_operand(const OperandRow& row,
+                       const Panel16Shape& shape,
+                       const OperandPlace& place) {
+  auto* out = reinterpret_cast<Operand*>(place.tile);
+  if (place.num_tokens == 1) {
+    return load_row(row, shape, out);
+  }
+  auto* line = reinterpret_cast<Operand*>(place.scratch);
+  const LoadedRow loaded = load_row(row, shape, line);
+  const i64 pairs = device::panel16_num_steps(shape) * kPanel16StepCols / 2;
+  out += 2 * place.token;
+  for (i64 pair = 0; pair < pairs; ++pair) {
+    std::memcpy(out + pair * 2 * place.num_tokens, line + 2 * pair, 2 * sizeof(Operand));
+  }
   return loaded;
 }
 

@@ -73,13 +73,18 @@ struct Portable {
 
   // Bytes 0 to 3 of a row's word hold columns (0, 2), (4, 6), (1, 3), (5, 7): operands to match.
   template <int kTokens>
-  static void gather_operands(const float* x, i64 x_stride, F32x4 (*out)[4]) {
+  static void gather_operands(const float* x, F32x4 (*out)[4]) {
     for (int t = 0; t < kTokens; ++t) {
-      const float* at = x + t * x_stride;
-      out[t][0] = F32x4{at[0], at[2], at[0], at[2]};
-      out[t][1] = F32x4{at[4], at[6], at[4], at[6]};
-      out[t][2] = F32x4{at[1], at[3], at[1], at[3]};
-      out[t][3] = F32x4{at[5], at[7], at[5], at[7]};
+      const float* pairs[4];
+      for (i64 pair = 0; pair < 4; ++pair) {
+        pairs[pair] = x + operand_at<kTokens>(pair, t);
+      }
+      for (int odd = 0; odd < 2; ++odd) {
+        const F32x4 first = {pairs[0][odd], pairs[1][odd], pairs[0][odd], pairs[1][odd]};
+        const F32x4 last = {pairs[2][odd], pairs[3][odd], pairs[2][odd], pairs[3][odd]};
+        out[t][2 * odd] = first;
+        out[t][2 * odd + 1] = last;
+      }
     }
   }
 
@@ -92,10 +97,9 @@ struct Portable {
   static void add_codes(const Constants& /*constants*/,
                         const std::byte* line,
                         const float* x,
-                        i64 x_stride,
                         TileSums<Portable, kTokens>* sums) {
     F32x4 operands[kTokens][4];
-    gather_operands<kTokens>(x, x_stride, operands);
+    gather_operands<kTokens>(x, operands);
     for (i64 v = 0; v < 8; ++v) {
       const std::byte* rows = line + v * 8;
       F32x4 weights[4];
@@ -113,8 +117,7 @@ struct Portable {
   }
 
   template <int kTokens>
-  static void add_bf16(
-      const std::byte* lines, i64 /*part*/, const float* x, i64 x_stride, Sums* sums) {
+  static void add_bf16(const std::byte* lines, i64 /*part*/, const float* x, Sums* sums) {
     for (i64 pair = 0; pair < 4; ++pair) {
       for (i64 v = 0; v < 4; ++v) {
         U32x4 words;
@@ -122,7 +125,7 @@ struct Portable {
         const auto even = std::bit_cast<F32x4>(words << 16);
         const auto odd = std::bit_cast<F32x4>(words & 0xFFFF0000U);
         for (int t = 0; t < kTokens; ++t) {
-          const float* at = x + t * x_stride + pair * 2;
+          const float* at = x + operand_at<kTokens>(pair, t);
           sums[t].at[v] += even * at[0];
           sums[t].at[v + 4] += odd * at[1];
         }
@@ -199,12 +202,8 @@ struct Portable {
   }
 
   template <int kTokens>
-  static void add_int4(const std::byte* line,
-                       i64 /*part*/,
-                       const ZeroPoints& zeros,
-                       const float* x,
-                       i64 x_stride,
-                       Sums* sums) {
+  static void add_int4(
+      const std::byte* line, i64 /*part*/, const ZeroPoints& zeros, const float* x, Sums* sums) {
     for (i64 v = 0; v < 4; ++v) {
       const U32x4 words = load_words(line + v * 16);
       for (i64 pair = 0; pair < 4; ++pair) {
@@ -212,7 +211,7 @@ struct Portable {
         const F32x4 even = to_floats((words >> shift) & 15U) - zeros.at[v];
         const F32x4 odd = to_floats((words >> (16U + shift)) & 15U) - zeros.at[v];
         for (int t = 0; t < kTokens; ++t) {
-          const float* at = x + t * x_stride + pair * 2;
+          const float* at = x + operand_at<kTokens>(pair, t);
           sums[t].at[v] += even * at[0];
           sums[t].at[v + 4] += odd * at[1];
         }
@@ -229,14 +228,13 @@ struct Portable {
   }
 
   template <int kTokens>
-  static void add_e4m3(
-      const std::byte* lines, i64 /*part*/, const float* x, i64 x_stride, Sums* sums) {
+  static void add_e4m3(const std::byte* lines, i64 /*part*/, const float* x, Sums* sums) {
     for (i64 col = 0; col < kPanel16StepCols; ++col) {
       const std::byte* column = lines + col / 4 * kPanel16LineBytes + (col % 2) * 2 + (col % 4) / 2;
       for (i64 v = 0; v < 4; ++v) {
         const F32x4 weights = e4m3_values(column + v * 16);
         for (int t = 0; t < kTokens; ++t) {
-          sums[t].at[v + 4 * (col % 2)] += weights * x[t * x_stride + col];
+          sums[t].at[v + 4 * (col % 2)] += weights * x[operand_at<kTokens>(col / 2, t) + col % 2];
         }
       }
     }

@@ -42,16 +42,16 @@ class DotCase {
 
   /// [kNumPanels, count, 16] sums of tokens [first, first + count), one call.
   std::vector<float> dot(const Body& body, int64_t first, int64_t count) const {
-    const int64_t stride = device::round_up(
-        (device::panel16_num_steps(shape_) + 1) * device::kPanel16StepCols * body.operand_bytes,
-        int64_t{64});
-    std::vector<std::byte> operands(static_cast<std::size_t>(stride * count));
+    const int64_t row_bytes =
+        device::panel16_num_steps(shape_) * device::kPanel16StepCols * body.operand_bytes;
+    std::vector<std::byte> operands(static_cast<std::size_t>(row_bytes * count));
+    std::vector<std::byte> spare(static_cast<std::size_t>(row_bytes));
     for (int64_t t = 0; t < count; ++t) {
       const OperandRow row{x_.data() + (first + t) * shape_.cols, DType::kF32, shape_.cols};
-      EXPECT_TRUE(body.load_operand(row, shape_, operands.data() + t * stride).finite);
+      EXPECT_TRUE(body.load_operand(row, shape_, {operands.data(), t, count, spare.data()}).finite);
     }
     std::vector<float> sums(static_cast<std::size_t>(kNumPanels * count * kPanelRows));
-    body.dot({panels_.data(), kNumPanels, &shape_, operands.data(), stride, count, sums.data()});
+    body.dot({panels_.data(), kNumPanels, &shape_, operands.data(), count, sums.data()});
     return sums;
   }
 

@@ -38,7 +38,7 @@ std::int64_t operand_bytes(std::int64_t cols, Isa isa) {
   return device::round_up(elems * body_for(isa).operand_bytes, kLineBytes);
 }
 
-// Behind its operands a row keeps their scales, where the recipe's have any.
+// Behind the operands of a tile come their scales, where the recipe's have any.
 std::int64_t operand_row_bytes(std::int64_t cols, Recipe recipe, Isa isa) {
   const bool scaled = recipe_info(recipe).quantizer == Quantizer::kQ8b;
   const std::int64_t groups = scaled ? device::ceil_div(cols, kOperandGroupCols) : 0;
@@ -116,21 +116,30 @@ struct StepContext {
         shape(formats::panel16_shape(region.shape)),
         quantizer(recipe_info(step_call.plan->problem.recipe).quantizer) {}
 
-  /// Of a row that lies at `operand`; null where operands have none.
-  [[nodiscard]] float* operand_scales(const std::byte* operand) const {
-    const std::int64_t offset = operand_bytes(shape.cols, call.plan->device.isa);
+  /// Scales of the first row of a tile of `num_tokens` at `tile`; null where operands have none.
+  [[nodiscard]] float* operand_scales(const std::byte* tile, std::int64_t num_tokens) const {
+    const std::int64_t offset = num_tokens * operand_bytes(shape.cols, call.plan->device.isa);
     return quantizer != Quantizer::kQ8b
                ? nullptr
-               : reinterpret_cast<float*>(const_cast<std::byte*>(operand) + offset);
+               : reinterpret_cast<float*>(const_cast<std::byte*>(tile) + offset);
+  }
+
+  /// From one row's scales to the next one's.
+  [[nodiscard]] std::int64_t operand_scale_stride() const {
+    return device::ceil_div(shape.cols, kOperandGroupCols);
   }
 
   [[nodiscard]] std::byte* worker_scratch(std::int64_t worker) const {
     return call.slice<std::byte>(SliceId::kScratch) + worker * scratch.worker_bytes;
   }
 
+  /// One row more than tiles hold: what is laid out before it is spread over a tile.
+  [[nodiscard]] std::byte* spare_row(std::int64_t worker) const {
+    return worker_scratch(worker) + scratch.operand_rows * scratch.operand_row_bytes;
+  }
+
   [[nodiscard]] float* route_sums(std::int64_t worker) const {
-    return reinterpret_cast<float*>(worker_scratch(worker) +
-                                    scratch.operand_rows * scratch.operand_row_bytes);
+    return reinterpret_cast<float*>(spare_row(worker) + scratch.operand_row_bytes);
   }
 };
 
@@ -152,7 +161,31 @@ void prefetch_row(const OperandRow& row) {
   }
 }
 
-// Loads the operands of `count` routes; `row_of` names the source row of a route.
+// Tiles of one size, give or take a token: 9 and 8 cost less than 16 and a 1 that decodes all.
+class Tiles {
+ public:
+  Tiles(std::int64_t count, std::int64_t most_tokens)
+      : count_(count), left_(device::ceil_div(count, most_tokens)) {}
+
+  /// False behind the last tile.
+  bool next() {
+    first += num_tokens;
+    if (left_ == 0) {
+      return false;
+    }
+    num_tokens = device::ceil_div(count_ - first, left_--);
+    return true;
+  }
+
+  std::int64_t first = 0;
+  std::int64_t num_tokens = 0;
+
+ private:
+  std::int64_t count_;
+  std::int64_t left_;
+};
+
+// Loads the operands of `count` routes, tile by tile; `row_of` names the source row of a route.
 template <typename RowOf>
 void load_routes(const StepContext& context,
                  std::int64_t worker,
@@ -161,18 +194,25 @@ void load_routes(const StepContext& context,
                  RowOf row_of,
                  LoadedRoutes& loaded) {
   std::byte* operands = context.worker_scratch(worker);
-  const std::int64_t row_bytes = context.scratch.operand_row_bytes;
   loaded.routes = routes;
   loaded.count = count;
   loaded.operands = operands;
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (i + 1 < count) {
-      prefetch_row(row_of(std::int64_t{routes[i + 1]}));
+  for (Tiles tile(count, context.body.max_tokens); tile.next();) {
+    std::byte* at = operands + tile.first * context.scratch.operand_row_bytes;
+    for (std::int64_t token = 0; token < tile.num_tokens; ++token) {
+      const std::int64_t i = tile.first + token;
+      if (i + 1 < count) {
+        prefetch_row(row_of(std::int64_t{routes[i + 1]}));
+      }
+      OperandRow row = row_of(std::int64_t{routes[i]});
+      row.quantizer = context.quantizer;
+      row.scales = context.operand_scales(at, tile.num_tokens);
+      if (row.scales != nullptr) {
+        row.scales += token * context.operand_scale_stride();
+      }
+      loaded.rows[i] = context.body.load_operand(
+          row, context.shape, {at, token, tile.num_tokens, context.spare_row(worker)});
     }
-    OperandRow row = row_of(std::int64_t{routes[i]});
-    row.quantizer = context.quantizer;
-    row.scales = context.operand_scales(operands + i * row_bytes);
-    loaded.rows[i] = context.body.load_operand(row, context.shape, operands + i * row_bytes);
   }
 }
 
@@ -184,23 +224,17 @@ void dot_tiles(const StepContext& context,
                std::int64_t num_panels,
                Sink sink) {
   alignas(kLineBytes) float sums[2 * kMaxTileTokens * kPanelRows];
-  // Tiles of one size, give or take a token: 9 and 8 cost less than 16 and a 1 that decodes all.
-  const std::int64_t num_tiles = device::ceil_div(loaded.count, context.body.max_tokens);
-  std::int64_t first = 0;
-  for (std::int64_t tile = 0; tile < num_tiles; ++tile) {
-    const std::int64_t tokens = device::ceil_div(loaded.count - first, num_tiles - tile);
-    context.body.dot(
-        {panels,
-         num_panels,
-         &context.shape,
-         loaded.operands + first * context.scratch.operand_row_bytes,
-         context.scratch.operand_row_bytes,
-         tokens,
-         sums,
-         context.operand_scales(loaded.operands + first * context.scratch.operand_row_bytes),
-         context.scratch.operand_row_bytes / 4});
-    sink(first, tokens, sums);
-    first += tokens;
+  for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
+    const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
+    context.body.dot({panels,
+                      num_panels,
+                      &context.shape,
+                      operand,
+                      tile.num_tokens,
+                      sums,
+                      context.operand_scales(operand, tile.num_tokens),
+                      context.operand_scale_stride()});
+    sink(tile.first, tile.num_tokens, sums);
   }
 }
 
@@ -403,7 +437,8 @@ ScratchLayout scratch_layout(const Problem& problem,
       panel_sums * device::ceil_div(hidden_panels, layout.num_workers),
       std::max(panel_sums, std::min(kRouteSumsBytes, kRouteSumsBytesOfAll / layout.num_workers)));
   layout.worker_bytes = device::round_up(
-      layout.operand_rows * layout.operand_row_bytes + layout.route_sums_bytes, 2 * kLineBytes);
+      (layout.operand_rows + 1) * layout.operand_row_bytes + layout.route_sums_bytes,
+      2 * kLineBytes);
   return layout;
 }
 
