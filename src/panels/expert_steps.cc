@@ -28,9 +28,14 @@ constexpr std::int64_t kKib = 1024;
 constexpr std::int64_t kOperandBytesUnknownL2 = 256 * kKib;
 constexpr std::int64_t kOperandBytesOfAll = 8 * kKib * kKib;
 constexpr std::int64_t kMostOperandRows = 64;
-// Sums of the down step: one block of output rows for every route, in the same way.
-constexpr std::int64_t kRouteSumsBytes = kKib * kKib;
-constexpr std::int64_t kRouteSumsBytesOfAll = 4 * kKib * kKib;
+// Sums of the down step: one block of output rows for every route. Each block loads every route's
+// row again, which costs about what one or two panels of dot products do (README, 8): 128 panels
+// over all workers where 32 MiB hold them, and never less than fits 4 MiB. Sums are written and
+// read once, so that they need no L2.
+constexpr std::int64_t kRouteSumsBytes = 8 * kKib * kKib;
+constexpr std::int64_t kBlockPanelsOfAll = 128;
+constexpr std::int64_t kLeastRouteSumsBytesOfAll = 4 * kKib * kKib;
+constexpr std::int64_t kMostRouteSumsBytesOfAll = 32 * kKib * kKib;
 
 std::int64_t operand_bytes(std::int64_t cols, Isa isa) {
   // A step of lead columns at most in front, a step of padding behind.
@@ -321,6 +326,17 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
   }
 }
 
+// out = sums * global * factor (+ bias) of one panel and route; all 16 rows, since the padding of a
+// last panel has room and a constant count makes vectors of the loops.
+void scale_rows(const float* sums, float global, float factor, const float* bias, float* out) {
+  for (std::int64_t row = 0; row < kPanelRows; ++row) {
+    out[row] = sums[row] * global * factor;
+  }
+  for (std::int64_t row = 0; bias != nullptr && row < kPanelRows; ++row) {
+    out[row] += bias[row];
+  }
+}
+
 // Sums of the loaded routes for the panels of `block`, scaled by the global, bias added, into
 // route_sums [num_routes, block_stride].
 void down_panels(const StepContext& context,
@@ -335,20 +351,20 @@ void down_panels(const StepContext& context,
   const std::int64_t hidden = context.call.plan->problem.hidden_size;
   for (std::int64_t panel = block.begin; panel < block.end; ++panel) {
     const std::int64_t first_row = panel * kPanelRows;
-    const std::int64_t rows = std::min(kPanelRows, hidden - first_row);
+    float panel_bias[kPanelRows] = {};
+    if (bias != nullptr) {
+      std::copy_n(bias + first_row, std::min(kPanelRows, hidden - first_row), panel_bias);
+    }
     const std::byte* bytes =
         weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
+    float* block_sums = route_sums + (panel - block.begin) * kPanelRows;
     dot_tiles(context, loaded, bytes, 1, [&](std::int64_t first, std::int64_t tokens, float* sums) {
       for (std::int64_t t = 0; t < tokens; ++t) {
-        const float factor = loaded.rows[first + t].factor;
-        float* out = route_sums + loaded.routes[first + t] * block_stride +
-                     (panel - block.begin) * kPanelRows;
-        for (std::int64_t row = 0; row < rows; ++row) {
-          out[row] = sums[t * kPanelRows + row] * global * factor;
-        }
-        for (std::int64_t row = 0; bias != nullptr && row < rows; ++row) {
-          out[row] += bias[first_row + row];
-        }
+        scale_rows(sums + t * kPanelRows,
+                   global,
+                   loaded.rows[first + t].factor,
+                   bias == nullptr ? nullptr : panel_bias,
+                   block_sums + loaded.routes[first + t] * block_stride);
       }
     });
   }
@@ -431,11 +447,13 @@ ScratchLayout scratch_layout(const Problem& problem,
                kOperandBytesOfAll / layout.num_workers);
   layout.operand_rows = std::min(
       routes,
-      std::clamp(operand_budget / layout.operand_row_bytes, std::int64_t{1}, kMostOperandRows));
+      std::clamp(operand_budget / layout.operand_row_bytes - 1, std::int64_t{1}, kMostOperandRows));
   const std::int64_t panel_sums = routes * kPanelRows * 4;
-  layout.route_sums_bytes = std::min(
-      panel_sums * device::ceil_div(hidden_panels, layout.num_workers),
-      std::max(panel_sums, std::min(kRouteSumsBytes, kRouteSumsBytesOfAll / layout.num_workers)));
+  const std::int64_t sums_of_all = std::clamp(
+      kBlockPanelsOfAll * panel_sums, kLeastRouteSumsBytesOfAll, kMostRouteSumsBytesOfAll);
+  layout.route_sums_bytes =
+      std::min(panel_sums * device::ceil_div(hidden_panels, layout.num_workers),
+               std::max(panel_sums, std::min(kRouteSumsBytes, sums_of_all / layout.num_workers)));
   layout.worker_bytes = device::round_up(
       (layout.operand_rows + 1) * layout.operand_row_bytes + layout.route_sums_bytes,
       2 * kLineBytes);

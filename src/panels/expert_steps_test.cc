@@ -256,6 +256,26 @@ TEST(ExpertSteps, ChunksOfTokensGiveTheSameBits) {
   }
 }
 
+// One thread walks its output rows in two blocks, four threads have one each.
+TEST(ExpertSteps, BlocksOfOutputRowsGiveTheSameBits) {
+  Problem problem = small_problem(Recipe::kW4a16Nvfp4);
+  problem.hidden_size = 40 * kPanelRows + 8;
+  problem.intermediate_size = 32;
+  constexpr std::int64_t kTokens = 1500;
+  problem.num_tokens = kTokens;
+  for (const std::string& isa : testable_isas()) {
+    const LayerCase layer(problem, kTokens);
+    DeviceDescriptor device = *device_from_name("cpu:" + isa);
+    device.num_threads = 1;
+    const std::int64_t panel_sums = kTokens * problem.top_k * kPanelRows * 4;
+    ASSERT_LT(scratch_layout(problem, device, kTokens).route_sums_bytes, 41 * panel_sums);
+    device.num_threads = 4;
+    ASSERT_GE(scratch_layout(problem, device, kTokens).route_sums_bytes, 11 * panel_sums);
+    EXPECT_EQ(layer.run(isa, 1, ExecutionFamily::kGrouped).out,
+              layer.run(isa, 4, ExecutionFamily::kGrouped).out);
+  }
+}
+
 TEST(ExpertSteps, RoutingStepGivesTheBitsOfRoutingFirst) {
   constexpr std::int64_t kTokens = 11;
   Problem problem = small_problem(Recipe::kW4a16Mxfp4);
