@@ -25,26 +25,47 @@ std::string shown(const json& value) {
   if (value.is_string()) {
     return printable(value.get_ref<const std::string&>());
   }
-  return value.is_structured() ? value.type_name() : value.dump();
+  return value.is_structured() ? cat("an ", value.type_name()) : value.dump();
+}
+
+/// A number that JSON does not have is wrapped in an object, and is none.
+bool is_object(const json& value) {
+  return value.is_object() && !(value.size() == 1 && value.contains(kPythonFloatKey));
 }
 
 }  // namespace
 
-const json* ConfigFields::at_path(std::string_view path) const {
+const json* ConfigFields::at_path(std::string_view path) {
   const json* node = &root_;
-  while (!path.empty()) {
-    const std::size_t dot = path.find('.');
-    if (!node->is_object()) {
+  for (std::size_t begin = 0; begin <= path.size();) {
+    if (node->is_null()) {
       return nullptr;
     }
-    const auto found = node->find(std::string(path.substr(0, dot)));
+    if (!is_object(*node)) {
+      refuse({node, std::string(path.substr(0, begin - 1))}, "an object");
+      return nullptr;
+    }
+    const std::size_t end = std::min(path.find('.', begin), path.size());
+    const auto found = node->find(std::string(path.substr(begin, end - begin)));
     if (found == node->end()) {
       return nullptr;
     }
     node = &*found;
-    path = dot == std::string_view::npos ? std::string_view() : path.substr(dot + 1);
+    begin = end + 1;
   }
   return node;
+}
+
+const json* ConfigFields::object_at(std::string_view path) {
+  const json* value = at_path(path);
+  if (value == nullptr || value->is_null()) {
+    return nullptr;
+  }
+  if (!is_object(*value)) {
+    refuse({value, std::string(path)}, "an object");
+    return nullptr;
+  }
+  return value;
 }
 
 ConfigFields::Located ConfigFields::locate(Names names) {
@@ -177,9 +198,9 @@ MaybeFact<std::vector<double>> ConfigFields::numbers(std::string_view name) {
   return found;
 }
 
-std::vector<std::string> ConfigFields::keys(std::string_view path) const {
+std::vector<std::string> ConfigFields::keys(std::string_view path) {
   std::vector<std::string> names;
-  if (const json* value = at_path(path); value != nullptr && value->is_object()) {
+  if (const json* value = object_at(path); value != nullptr) {
     for (const auto& [key, inner] : value->items()) {
       names.push_back(key);
     }
@@ -187,9 +208,8 @@ std::vector<std::string> ConfigFields::keys(std::string_view path) const {
   return names;
 }
 
-bool ConfigFields::has_object(std::string_view path) const {
-  const json* value = at_path(path);
-  return value != nullptr && value->is_object();
+bool ConfigFields::has_object(std::string_view path) {
+  return object_at(path) != nullptr;
 }
 
 std::vector<std::string> ConfigFields::unread() const {

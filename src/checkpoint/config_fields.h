@@ -2,7 +2,8 @@
 #pragma once
 
 // Typed reading of a JSON object by dotted path, remembering what was read, so that the rest can be
-// listed as ignored. The first field of a wrong type is kept as the error.
+// listed as ignored. The first field of a wrong type is kept as the error, and so is a value that
+// is no object where a path leads through it; null counts as absent everywhere.
 
 #include <cstdint>
 #include <initializer_list>
@@ -44,9 +45,9 @@ class ConfigFields {
   [[nodiscard]] MaybeFact<std::vector<double>> numbers(std::string_view name);
 
   /// Keys of the object at `path`, which counts as read only where its fields are.
-  [[nodiscard]] std::vector<std::string> keys(std::string_view path) const;
+  [[nodiscard]] std::vector<std::string> keys(std::string_view path);
 
-  [[nodiscard]] bool has_object(std::string_view path) const;
+  [[nodiscard]] bool has_object(std::string_view path);
 
   [[nodiscard]] const Status& status() const { return status_; }
 
@@ -59,7 +60,8 @@ class ConfigFields {
     std::string path{};
   };
 
-  [[nodiscard]] const nlohmann::json* at_path(std::string_view path) const;
+  [[nodiscard]] const nlohmann::json* at_path(std::string_view path);
+  [[nodiscard]] const nlohmann::json* object_at(std::string_view path);
   [[nodiscard]] Located locate(Names names);
   void refuse(const Located& located, std::string_view expected);
   void collect_unread(const nlohmann::json& object,

@@ -64,8 +64,9 @@ TEST_F(Folder, wrong_indexes_are_refused) {
       {"[]", "no weight_map"},
       {"{}", "no weight_map"},
       {"{", "syntax error"},
-      {index_of("[]"), "no weight_map"},
-      {index_of(R"({"a":1})"), "weight_map 'a' is not a string"},
+      {index_of("[]"), "weight_map is array, expected an object"},
+      {index_of(R"({"a":1})"), "weight_map 'a' is number, expected a string"},
+      {R"({"weight_map":{"a":"one.safetensors"},"metadata":[]})", "metadata is array, expected an"},
       {index_of(R"({"a":"../one.safetensors"})"), "'../one.safetensors' is not a plain file name"},
       {index_of(R"({"a":"/etc/passwd"})"), "is not a plain file name"},
       {index_of(R"({"a":".."})"), "is not a plain file name"},
@@ -108,22 +109,42 @@ TEST_F(Folder, wrong_configurations_are_refused_with_field_and_value) {
       {R"({"hidden_size":-8})", "config.json hidden_size is -8, expected an integer"},
       {R"({"hidden_size":8.5})", "hidden_size is 8.5"},
       {R"({"num_experts":18446744073709551615})", "num_experts is 18446744073709551615"},
-      {R"({"num_experts_per_tok":[2]})", "num_experts_per_tok is array"},
+      {R"({"num_experts_per_tok":[2]})", "num_experts_per_tok is an array, expected an integer"},
       {R"({"norm_topk_prob":1})", "norm_topk_prob is 1, expected true or false"},
       {R"({"routed_scaling_factor":1e300})", "routed_scaling_factor is 1e+300"},
       {R"({"hidden_act":5})", "hidden_act is 5, expected a string"},
       {R"({"architectures":"X"})", "architectures is 'X', expected an array"},
       {R"({"text_config":{"hidden_size":true}})", "text_config.hidden_size is true"},
       {R"({"a":1,"a":2})", "duplicate key 'a'"},
+      // A known key on the way to others.
+      {R"({"quantization_config":[]})", "quantization_config is an array, expected an object"},
+      {R"({"quantization_config":"fp8"})", "quantization_config is 'fp8', expected an object"},
+      {R"({"quantization_config":NaN})", "quantization_config is 'NaN', expected an object"},
+      {R"({"text_config":[]})", "text_config is an array, expected an object"},
+      {R"({"text_config":{"quantization_config":7}})", "text_config.quantization_config is 7"},
+      {R"({"quantization_config":{"config_groups":[]}})", "config_groups is an array, expected an"},
+      {R"({"quantization_config":{"config_groups":{"g":3}}})", "config_groups.g is 3, expected an"},
+      {R"({"quantization_config":{"config_groups":{"g":{"weights":[]}}}})",
+       "g.weights is an array"},
+      {R"({"quantization_config":{"quantized_layers":true}})", "quantized_layers is true"},
+      {R"({"quantization_config":{"ignore":{}}})", "ignore is an object, expected an array of str"},
   };
   for (const auto& [text, words] : cases) {
     write("config.json", text);
     expect_refused(StatusCode::kInvalidArgument, {words});
   }
   write("config.json", "{}");
-  write("hf_quant_config.json", R"({"quantization":{"quant_algo":4}})");
-  expect_refused(StatusCode::kInvalidArgument,
-                 {"hf_quant_config.json quantization.quant_algo is 4"});
+  for (const auto& [text, words] :
+       {std::pair(R"({"quantization":{"quant_algo":4}})",
+                  "hf_quant_config.json quantization.quant_algo is 4"),
+        std::pair(R"({"quantization":[]})", "quantization is an array"),
+        std::pair(R"({"producer":"x"})", "producer is 'x', expected an")}) {
+    write("hf_quant_config.json", text);
+    expect_refused(StatusCode::kInvalidArgument, {words});
+  }
+  write("hf_quant_config.json", R"({"quantization":null,"producer":null})");
+  write("config.json", R"({"quantization_config":null,"text_config":null})");
+  EXPECT_TRUE(Checkpoint::open(folder_).has_value());
 }
 
 TEST_F(Folder, unknown_fields_and_python_literals_are_ignored_and_listed) {
@@ -155,7 +176,7 @@ TEST_F(Folder, numbers_that_are_not_finite_or_not_numbers_are_refused) {
       {"NaN", "'NaN'"},
       {R"({"__float__": "Infinity"})", "'Infinity'"},
       {R"("8")", "'8'"},
-      {"[8]", "array"},
+      {"[8]", "an array"},
       {"true", "true"}};
   for (const std::string& field : fields) {
     for (const auto& [value, shown] : values) {

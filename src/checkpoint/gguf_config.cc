@@ -100,8 +100,11 @@ class Metadata {
     return Fact<bool>{*value->boolean, origin(key)};
   }
 
-  [[nodiscard]] std::vector<double> numbers(std::string_view key) const {
+  [[nodiscard]] std::vector<double> numbers(std::string_view key) {
     const GgufValue* value = find(key);
+    if (value != nullptr && (value->number.has_value() || value->text.has_value())) {
+      refuse(key, "an array of numbers");
+    }
     return value == nullptr ? std::vector<double>() : value->numbers;
   }
 

@@ -201,6 +201,18 @@ TEST(GgufLayer, a_clamp_of_the_layer_is_refused_with_its_value) {
       << status.to_string();
 }
 
+TEST(GgufLayer, clamps_of_another_type_are_refused) {
+  const OpenGguf open(compose_gguf({},
+                                   0,
+                                   2,
+                                   gguf_text_value("general.architecture", "step35") +
+                                       gguf_u32_value("step35.swiglu_clamp_exp", 7)));
+  EXPECT_EQ(open.status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(open.status.message().find("GGUF step35.swiglu_clamp_exp is not an array of numbers"),
+            std::string::npos)
+      << open.status.to_string();
+}
+
 TEST(GgufLayer, mixed_and_foreign_types_are_refused_by_name) {
   std::string file = compose_gguf_layer({.type = 12, .hidden = 256, .intermediate = 256});
   const OpenGguf q4(file);

@@ -178,13 +178,19 @@ Status check_shard_name(const std::string& name) {
 
 Result<WeightIndex> parse_weight_index(std::string_view text) {
   MOEKIT_ASSIGN_OR_RETURN(const json root, parse_json(text));
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
+  if (!root.is_object() || !root.contains("weight_map")) {
     return invalid_argument("no weight_map object");
+  }
+  for (const char* key : {"weight_map", "metadata"}) {
+    if (root.contains(key) && !root[key].is_object()) {
+      return invalid_argument(cat(key, " is ", root[key].type_name(), ", expected an object"));
+    }
   }
   WeightIndex index;
   for (const auto& [name, shard] : root["weight_map"].items()) {
     if (!shard.is_string()) {
-      return invalid_argument(cat("weight_map ", printable(name), " is not a string"));
+      return invalid_argument(
+          cat("weight_map ", printable(name), " is ", shard.type_name(), ", expected a string"));
     }
     const auto& file = shard.get_ref<const std::string&>();
     MOEKIT_RETURN_IF_ERROR(check_shard_name(file));
