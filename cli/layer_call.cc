@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -56,6 +58,40 @@ Result<std::vector<float>> own_router_logits(const CheckpointLayer& layer, const
   return logits;
 }
 
+/// `: REASON` of a layer that is read without a routing.
+std::string why_unrouted(const CheckpointLayer& layer) {
+  constexpr std::string_view kNone = "routing=none: ";
+  for (const std::string& fact : layer.inferred) {
+    if (fact.starts_with(kNone)) {
+      return ": " + fact.substr(kNone.size());
+    }
+  }
+  return {};
+}
+
+/// The library serves an id outside the table with nobody; in a file it is a mistake, and its zero
+/// row would look like a result. Other dtypes and ranks are refused by route itself.
+Status check_token_ids(const TensorView& token_ids, std::int64_t num_rows) {
+  const bool wide = token_ids.dtype == DType::kI64;
+  if (token_ids.rank != 1 || (!wide && token_ids.dtype != DType::kI32)) {
+    return {};
+  }
+  for (std::int64_t token = 0; token < token_ids.shape[0]; ++token) {
+    const std::int64_t at = token * token_ids.strides[0];
+    const std::int64_t id = wide ? static_cast<const std::int64_t*>(token_ids.data)[at]
+                                 : static_cast<const std::int32_t*>(token_ids.data)[at];
+    if (id < 0 || id >= num_rows) {
+      return invalid_argument(
+          fmt::format("token_ids[{}] is {}, expected 0 to {}: the layer's hash table has {} rows",
+                      token,
+                      id,
+                      num_rows - 1,
+                      num_rows));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<float>> widen_vector(const TensorView& view) {
@@ -83,9 +119,10 @@ Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
                                          const RouterInput& input) {
   if (!layer.routing) {
     return invalid_argument(fmt::format(
-        "layer {}: the checkpoint does not say how its router selects; give topk_ids and "
+        "layer {}: the checkpoint does not say how its router selects{}; give topk_ids and "
         "topk_weights",
-        layer.layer));
+        layer.layer,
+        why_unrouted(layer)));
   }
   const Routing& routing = *layer.routing;
   if (routing.hash_table && input.token_ids.rank == 0) {
@@ -94,6 +131,9 @@ Result<RoutedCall> route_with_checkpoint(const CheckpointLayer& layer,
                     "topk_ids and topk_weights",
                     layer.layer,
                     x.shape[0]));
+  }
+  if (routing.hash_table) {
+    MOEKIT_RETURN_IF_ERROR(check_token_ids(input.token_ids, layer.router.hash_table.shape[0]));
   }
   RoutedCall call;
   call.router_logits = input.logits;

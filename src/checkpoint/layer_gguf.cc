@@ -178,7 +178,10 @@ Result<const NamedTensor*> read_bias(const TensorReader& tensors,
                                 dtype_name(dtype),
                                 ", expected f32, f16 or bf16"));
   }
-  return tensors.require(name, dtype, {num_experts, rows});
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias,
+                          tensors.require(name, dtype, {num_experts, rows}));
+  MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
+  return bias;
 }
 
 /// One projection with everything that belongs to it.

@@ -186,6 +186,7 @@ Result<BiasView> read_bias(const TensorReader& tensors,
                                 ", expected bf16, f16 or f32"));
   }
   MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias, tensors.require(name, dtype, {rows}));
+  MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
   return BiasView{.data = bias->view.data, .dtype = dtype, .size = rows};
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -60,6 +61,9 @@ Tensors deepseek_v4() {
 constexpr const char* kDeepseekV4 =
     R"({"model_type":"deepseek_v4","scoring_func":"sqrtsoftplus","topk_method":"noaux_tc",
         "num_experts_per_tok":2,"routed_scaling_factor":2.5,"num_hash_layers":3})";
+constexpr const char* kDeepseekV4Unhashed =
+    R"({"model_type":"deepseek_v4","scoring_func":"sqrtsoftplus","topk_method":"noaux_tc",
+        "num_experts_per_tok":2,"routed_scaling_factor":2.5,"num_hash_layers":1})";
 const std::string kTable = "layers.1.ffn.gate.tid2eid";
 
 void expect_refused(const Composed& composed, const std::string& words) {
@@ -69,10 +73,28 @@ void expect_refused(const Composed& composed, const std::string& words) {
       << words << "\n  not in: " << layer.status().message();
 }
 
+/// A table of {7, 2} ids: 0 and 1 for each token id.
+template <typename T>
+void fill_table(Composed& composed) {
+  for (std::size_t row = 0; row < 7; ++row) {
+    composed.set<T>(kTable, 2 * row + 1, 1);
+  }
+}
+
+/// The layer is read, has no routing, and says why.
+void expect_unrouted(const Composed& composed, const std::string& words) {
+  const Result<CheckpointLayer> layer = composed.layer();
+  ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
+  EXPECT_FALSE(layer->routing.has_value());
+  EXPECT_NE(layer->inferred.back().find("routing=none: "), std::string::npos);
+  EXPECT_NE(layer->inferred.back().find(words), std::string::npos)
+      << words << "\n  not in: " << layer->inferred.back();
+}
+
 TEST(LayerRouting, deepseek_v4_names_its_correction_bias_gate_bias) {
   Tensors tensors = deepseek_v4();
   tensors.push_back({"layers.1.ffn.gate.bias", "F32", {4}});
-  const Composed composed(tensors, kDeepseekV4);
+  const Composed composed(tensors, kDeepseekV4Unhashed);
   const Result<CheckpointLayer> layer = composed.layer();
   ASSERT_TRUE(layer.has_value()) << layer.status().to_string();
   EXPECT_EQ(layer->router.bias.data, nullptr);
@@ -92,8 +114,10 @@ TEST(LayerRouting, a_table_by_token_id_selects_where_the_layer_has_one) {
     tensors.push_back({kTable, dtype, {7, 2}});
     Composed composed(tensors, kDeepseekV4);
     if (dtype == "I64") {
+      fill_table<std::int64_t>(composed);
       composed.set<std::int64_t>(kTable, 13, 3);
     } else {
+      fill_table<std::int32_t>(composed);
       composed.set<std::int32_t>(kTable, 13, 3);
     }
     const Result<CheckpointLayer> layer = composed.layer();
@@ -123,14 +147,75 @@ TEST(LayerRouting, tables_that_do_not_fit_are_refused) {
   expect_refused(Composed(tensors, kDeepseekV4), "has shape [14], expected [vocabulary");
   tensors.back() = {kTable, "I64", {7, 2}};
   Composed beyond(tensors, kDeepseekV4);
+  expect_refused(beyond, "names expert 0 twice for token id 0");
+  fill_table<std::int64_t>(beyond);
+  beyond.set<std::int64_t>(kTable, 12, 1);
+  expect_refused(beyond, "names expert 1 twice for token id 6");
+  beyond.set<std::int64_t>(kTable, 12, 0);
   beyond.set<std::int64_t>(kTable, 9, 4);
   expect_refused(beyond, "names expert 4 for token id 4, expected 0 to 3");
   beyond.set<std::int64_t>(kTable, 9, (std::int64_t{1} << 32) + 1);  // checked before narrowing
   expect_refused(beyond, "names expert 4294967297 for token id 4");
   beyond.set<std::int64_t>(kTable, 9, -1);
   expect_refused(beyond, "names expert -1 for token id 4");
+  Composed unhashed(tensors, kDeepseekV4Unhashed);
+  fill_table<std::int64_t>(unhashed);
+  expect_refused(unhashed, "selects by token id, but config.json num_hash_layers is 1: only");
   tensors.push_back({"layers.1.ffn.gate.bias", "F32", {4}});
-  expect_refused(Composed(tensors, kDeepseekV4), "has a correction bias too");
+  Composed both(tensors, kDeepseekV4);
+  fill_table<std::int64_t>(both);
+  expect_refused(both, "has a correction bias too");
+}
+
+TEST(LayerRouting, a_router_without_a_tensor_of_its_model_routes_nothing) {
+  Tensors tensors = deepseek_v4();
+  tensors.push_back({"layers.1.ffn.gate.bias", "F32", {4}});
+  expect_unrouted(Composed(tensors, kDeepseekV4),
+                  "num_hash_layers is 3, so that this layer selects by token id, but the files "
+                  "hold no table");
+  tensors.pop_back();
+  expect_unrouted(Composed(tensors,
+                           R"({"model_type":"deepseek_v4","scoring_func":"sqrtsoftplus",
+                               "num_experts_per_tok":2,"num_hash_layers":0})"),
+                  "model_type deepseek_v4 has a correction bias, but the files hold none");
+}
+
+TEST(LayerRouting, values_that_are_not_finite_are_named_by_tensor_and_index) {
+  struct Bad {
+    std::uint32_t f32;
+    std::uint16_t bf16;
+    std::uint16_t f16;
+    std::string text;
+  };
+
+  const std::vector<Bad> values{{0x7FC0'0000, 0x7FC1, 0x7E00, " is nan at "},
+                                {0xFF80'0001, 0xFF81, 0xFC01, " is nan at "},
+                                {0x7F80'0000, 0x7F80, 0x7C00, " is inf at "},
+                                {0xFF80'0000, 0xFF80, 0xFC00, " is -inf at "}};
+  const std::string weight = "layers.1.ffn.gate.weight";
+  const std::string bias = "layers.1.ffn.gate.bias";
+  int refused = 0;
+  for (const std::string dtype : {"F32", "BF16", "F16"}) {
+    for (const Bad& bad : values) {
+      Tensors tensors = deepseek_v4();
+      tensors.front().dtype = dtype;
+      tensors.push_back({bias, dtype, {4}});
+      for (const auto& [name, flat, index] : {std::tuple(weight, 37, "[2, 5]"),  // [4, 16]
+                                              std::tuple(bias, 3, "[3]")}) {
+        Composed composed(tensors, kDeepseekV4Unhashed);
+        ASSERT_TRUE(composed.layer().has_value()) << composed.layer().status().to_string();
+        const auto at = static_cast<std::size_t>(flat);
+        if (dtype == "F32") {
+          composed.set(name, at, bad.f32);
+        } else {
+          composed.set(name, at, dtype == "BF16" ? bad.bf16 : bad.f16);
+        }
+        expect_refused(composed, name + "'" + bad.text + index);
+        ++refused;
+      }
+    }
+  }
+  EXPECT_EQ(refused, 24);
 }
 
 TEST(LayerRouting, gemma4_scales_experts_and_wants_logits) {
@@ -156,9 +241,13 @@ TEST(LayerRouting, gemma4_scales_experts_and_wants_logits) {
   EXPECT_NE(layer->inferred.back().find("router_logits=of the caller"), std::string::npos);
   tensors.back().shape = {5};
   expect_refused(Composed(tensors, config), "has shape [5], expected [4]");
+  tensors.back().shape = {4};
+  Composed infinite(tensors, config);
+  infinite.set<std::uint16_t>(module + "router.per_expert_scale", 2, 0x7F80);
+  expect_refused(infinite, "router.per_expert_scale' is inf at [2]");
   tensors.pop_back();
-  const Composed unscaled(tensors, config);
-  EXPECT_FALSE(unscaled.layer()->routing->expert_scale);
+  expect_unrouted(Composed(tensors, config),
+                  "gemma4 has a per_expert_scale, but the files hold none");
 }
 
 /// A GGUF layer of two bf16 experts, H 64, I 64, with `more` tensors of `num_bytes` zeros behind.
@@ -221,6 +310,14 @@ TEST(LayerRouting, gemma4_in_gguf) {
   EXPECT_EQ(unclamped->router.weight.data, nullptr);
   EXPECT_TRUE(unclamped->routing->expert_scale);
   EXPECT_EQ(unclamped->source.experts[0].down.global_scale, 1.0F) << "applied once, by the router";
+  Checkpoint::State unscaled;
+  std::string other;
+  EXPECT_FALSE(
+      gguf_layer("gemma4", {{"blk.0.ffn_gate_inp.weight", 0, {64, 2}, 0}}, other, unscaled));
+  unscaled.config.swiglu_limits.clear();
+  const Result<CheckpointLayer> unrouted = read_layer(unscaled, 0);
+  ASSERT_TRUE(unrouted.has_value()) << unrouted.status().to_string();
+  EXPECT_FALSE(unrouted->routing.has_value()) << "no scale per expert, no routing";
 }
 
 }  // namespace

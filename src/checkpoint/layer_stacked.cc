@@ -136,7 +136,10 @@ Result<const NamedTensor*> find_bias(const TensorReader& tensors,
     return invalid_argument(
         cat("tensor ", printable(name), " has dtype ", dtype_text(*found), ", expected a float"));
   }
-  return tensors.require(name, dtype, {num_experts, rows});
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias,
+                          tensors.require(name, dtype, {num_experts, rows}));
+  MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
+  return bias;
 }
 
 /// `count` elements of one expert's bias, every `step`-th from `first`.

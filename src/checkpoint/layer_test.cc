@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers composed in memory: every naming scheme, and every way a layer can contradict itself.
+#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -446,16 +447,22 @@ TEST(Layer, routing_from_model_type_and_fields) {
   EXPECT_TRUE(routing(R"("model_type":"qwen3_moe","norm_topk_prob":true)")->renormalize);
   EXPECT_TRUE(routing(R"("model_type":"mixtral")")->renormalize);
   EXPECT_FALSE(routing(R"("model_type":"deepseek_v2","norm_topk_prob":true)")->renormalize);
-  EXPECT_EQ(routing(R"("model_type":"deepseek_v3","n_group":1,"topk_group":1)")->scale, 2.5F);
-  EXPECT_EQ(routing(R"("model_type":"glm4_moe","routed_scaling_factor":3)")->scale, 3.0F);
-  EXPECT_EQ(routing(R"("model_type":"minimax_m2")")->scoring, Scoring::kSigmoid);
   EXPECT_EQ(routing(R"("model_type":"new","scoring_func":"sigmoid")")->scoring, Scoring::kSigmoid);
   EXPECT_EQ(routing(R"("model_type":"new")")->scoring, Scoring::kSoftmax);
   EXPECT_EQ(routing(R"("text_config":{"model_type":"qwen3_5_moe_text"})")->renormalize, true);
   EXPECT_EQ(routing(R"("scoring_func":"sqrtsoftplus")")->scoring, Scoring::kSqrtSoftplus);
   // What moekit does not serve is no routing and a line that says why, never another routing.
   EXPECT_FALSE(routing(R"("scoring_func":"sparsemax")").has_value());
+  for (const char* model : {"deepseek_v3", "kimi_k2", "glm4_moe", "minimax_m2", "nemotron_h"}) {
+    EXPECT_FALSE(routing(R"("n_group":1,"topk_group":1,"hidden_act":"silu","model_type":")" +
+                         std::string(model) + "\"")
+                     .has_value())
+        << model << " selects by a bias that the files lack";
+  }
   tensors.push_back({kModule + "e_score_correction_bias", "F32", {4}});
+  EXPECT_EQ(routing(R"("model_type":"deepseek_v3","n_group":1,"topk_group":1)")->scale, 2.5F);
+  EXPECT_EQ(routing(R"("model_type":"glm4_moe","routed_scaling_factor":3)")->scale, 3.0F);
+  EXPECT_EQ(routing(R"("model_type":"minimax_m2")")->scoring, Scoring::kSigmoid);
   EXPECT_TRUE(routing(R"("model_type":"minimax_m2")")->correction_bias);
   EXPECT_EQ(routing(R"("model_type":"new")")->scoring, Scoring::kSigmoid);
 }
@@ -559,6 +566,27 @@ TEST(Layer, gpt_oss_under_its_original_names) {
   EXPECT_EQ(layer->routing->scoring, Scoring::kSoftmaxSelected);
   EXPECT_NE(layer->router.bias.data, nullptr);
   EXPECT_TRUE(validate_weights(layer->source.experts[2].down).ok());
+}
+
+TEST(Layer, biases_that_are_not_finite_are_named_by_tensor_and_index) {
+  // The composed zeros become NaN and infinity in the file that the state views.
+  const auto set = [](const Composed& composed, const std::string& name, int at, auto value) {
+    auto* data = static_cast<char*>(const_cast<void*>(composed.state.tensors.at(name).view.data));
+    std::memcpy(data + at * static_cast<int>(sizeof value), &value, sizeof value);
+  };
+  Tensors tensors = plain(2);
+  for (const ComposedTensor& linear : plain(2)) {
+    const std::string base = linear.name.substr(0, linear.name.rfind('.') + 1);
+    tensors.push_back({base + "bias", "F16", {linear.shape[0]}});
+  }
+  Composed linear(tensors);
+  ASSERT_TRUE(linear.layer().has_value());
+  set(linear, kModule + "experts.1.down_proj.bias", 11, std::uint16_t{0x7C00});
+  expect_refused(linear, kInvalid, "experts.1.down_proj.bias' is inf at [11], expected finite");
+  Composed stacked(gpt_oss_original());
+  ASSERT_TRUE(stacked.layer().has_value());
+  set(stacked, "block.1.mlp.mlp1_bias", 18, std::uint16_t{0xFFC0});  // [3, 16]
+  expect_refused(stacked, kInvalid, "mlp1_bias' is nan at [1, 2], expected finite values");
 }
 
 TEST(Layer, stacked_tensors_that_do_not_fit) {

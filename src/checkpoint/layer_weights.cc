@@ -10,6 +10,67 @@ namespace moekit::checkpoint {
 
 using base::cat;
 
+namespace {
+
+/// Where the exponent of a float has every bit set it is NaN, or an infinity without a fraction.
+struct FloatBits {
+  std::uint32_t sign;
+  std::uint32_t exponent;
+};
+
+FloatBits float_bits(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return {0x8000U, 0x7C00U};
+    case DType::kBf16:
+      return {0x8000U, 0x7F80U};
+    default:
+      return {0x8000'0000U, 0x7F80'0000U};
+  }
+}
+
+/// `[3, 17]` of the element at `flat`.
+std::string index_text(const TensorView& view, std::int64_t flat) {
+  std::vector<std::int64_t> index(static_cast<std::size_t>(view.rank));
+  for (std::size_t axis = index.size(); axis-- > 0;) {
+    index[axis] = flat % view.shape[axis];
+    flat /= view.shape[axis];
+  }
+  return cat("[", base::join(index), "]");
+}
+
+template <typename Word>
+Status check_words(std::string_view name, const TensorView& view, FloatBits bits) {
+  std::int64_t count = 1;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.rank); ++axis) {
+    count *= view.shape[axis];
+  }
+  const auto* words = static_cast<const Word*>(view.data);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t word = words[i];
+    if ((word & bits.exponent) == bits.exponent) {
+      const bool infinite = (word & ~(bits.sign | bits.exponent)) == 0U;
+      return invalid_argument(cat("tensor ",
+                                  printable(name),
+                                  " is ",
+                                  !infinite                  ? "nan"
+                                  : (word & bits.sign) != 0U ? "-inf"
+                                                             : "inf",
+                                  " at ",
+                                  index_text(view, i),
+                                  ", expected finite values"));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status check_finite(std::string_view name, const TensorView& view) {
+  return view.dtype == DType::kF32 ? check_words<std::uint32_t>(name, view, float_bits(view.dtype))
+                                   : check_words<std::uint16_t>(name, view, float_bits(view.dtype));
+}
+
 const NamedTensor* TensorReader::find(std::string_view name) const {
   const auto found = state_->tensors.find(name);
   return found == state_->tensors.end() ? nullptr : &found->second;

@@ -73,6 +73,11 @@ class TensorReader {
 /// Of a dtype that moekit can read, and that dtype.
 [[nodiscard]] bool has_dtype(const NamedTensor& tensor, DType dtype);
 
+/// A tensor of f32, bf16 or f16 without gaps that holds no NaN and no infinity.
+///
+/// Errors  kInvalidArgument  the first such element: tensor, index, value
+[[nodiscard]] Status check_finite(std::string_view name, const TensorView& view);
+
 /// `[3, 4]`
 [[nodiscard]] std::string shape_text(const TensorView& view);
 

@@ -53,9 +53,10 @@ struct ModelConfig {
   std::vector<double> swiglu_limits{};  // one a layer, 0: none
   std::string swiglu_limits_origin{};
   MaybeFact<double> swiglu_alpha{};
-  MaybeFact<std::string> expert_dtype{};  // DeepSeek-V4: fp4 or fp8
-  MaybeFact<std::int64_t> weight_bits{};  // AWQ, GPTQ
-  bool gptq_whole_zeros = false;          // checkpoint_format gptq_v2: zero points not less one
+  MaybeFact<std::string> expert_dtype{};      // DeepSeek-V4: fp4 or fp8
+  MaybeFact<std::int64_t> num_hash_layers{};  // DeepSeek-V4: the first so many select by token id
+  MaybeFact<std::int64_t> weight_bits{};      // AWQ, GPTQ
+  bool gptq_whole_zeros = false;              // checkpoint_format gptq_v2: zero points not less one
   MaybeFact<std::string> activation{};
   MaybeFact<std::string> scoring{};
   MaybeFact<std::string> topk_method{};

@@ -155,6 +155,29 @@ inline constexpr std::array kModelFacts{
                true},
 };
 
+enum class RouterPart : std::uint8_t { kBias, kCorrectionBias, kExpertScale };
+
+/// A tensor that the router of a model always has: without it the files would route otherwise than
+/// the model, without a word. Source: the same modelling files.
+struct RequiredRouterPart {
+  std::string_view model_type;
+  RouterPart part;
+  std::string_view name;
+};
+
+inline constexpr std::array kRequiredRouterParts{
+    RequiredRouterPart{"gpt_oss", RouterPart::kBias, "bias"},
+    RequiredRouterPart{"gemma4", RouterPart::kExpertScale, "per_expert_scale"},
+    RequiredRouterPart{"deepseek_v3", RouterPart::kCorrectionBias, "e_score_correction_bias"},
+    RequiredRouterPart{"deepseek_v4", RouterPart::kCorrectionBias, "correction bias"},
+    RequiredRouterPart{"kimi_k2", RouterPart::kCorrectionBias, "e_score_correction_bias"},
+    RequiredRouterPart{"glm4_moe", RouterPart::kCorrectionBias, "e_score_correction_bias"},
+    RequiredRouterPart{"glm4_moe_lite", RouterPart::kCorrectionBias, "e_score_correction_bias"},
+    RequiredRouterPart{"glm_moe_dsa", RouterPart::kCorrectionBias, "e_score_correction_bias"},
+    RequiredRouterPart{"minimax_m2", RouterPart::kCorrectionBias, "e_score_correction_bias"},
+    RequiredRouterPart{"nemotron_h", RouterPart::kCorrectionBias, "e_score_correction_bias"},
+};
+
 /// The row of `model_type` (a trailing `_text` of multimodal models is dropped), or null.
 [[nodiscard]] constexpr const ModelFacts* find_model_facts(std::string_view model_type) {
   constexpr std::string_view kTextSuffix = "_text";

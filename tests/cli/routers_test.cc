@@ -230,7 +230,10 @@ TEST(CliRouters, DeepseekV4SelectsByTokenIdInItsFirstLayers) {
 
 TEST(CliRouters, TokenIdsThatAreMissingOrDoNotFitAreNamed) {
   const fs::path folder = folder_of("deepseek_v4_bad", kDeepseekV4);
-  const std::vector<std::int32_t> table(kVocabulary * 2, 1);
+  std::vector<std::int32_t> table(kVocabulary * 2, 1);
+  for (std::size_t row = 0; row < kVocabulary; ++row) {
+    table[2 * row] = 0;
+  }
   FileOf weights;
   add_deepseek_v4(weights);
   weights.add("layers.1.ffn.gate.tid2eid", table.data(), DType::kI32, {kVocabulary, 2});
@@ -257,18 +260,24 @@ TEST(CliRouters, TokenIdsThatAreMissingOrDoNotFitAreNamed) {
   const std::array<float, kTokens> wrong{};
   floats.add("token_ids", wrong.data(), DType::kF32, {kTokens});
   expect_refused(floats, "token_ids have dtype f32");
-  // A token id beyond the vocabulary is no error of a whole batch: nobody serves that token.
-  const std::array<std::int32_t, kTokens> beyond{0, kVocabulary, -1, 4, 5};
+  // An id that the table has no row for would come back as a row of zeros.
+  std::array<std::int32_t, kTokens> beyond{0, 1, 2, kVocabulary, 4};
   FileOf outside = none;
   outside.add("token_ids", beyond.data(), DType::kI32, {kTokens});
-  outside.write(folder / "in.safetensors");
-  expect_checked(run_layer(folder, folder / "in.safetensors", folder / "out.safetensors"));
-  const Routes routes = read_routes(folder / "out.safetensors", 2);
-  EXPECT_EQ(routes.ids, (std::vector<std::int32_t>{1, 1, -1, -1, -1, -1, 1, 1, 1, 1}));
+  expect_refused(outside,
+                 "token_ids[3] is 11, expected 0 to 10: the layer's hash table has 11 rows");
+  beyond[3] = -1;
+  expect_refused(outside, "token_ids[3] is -1, expected 0 to 10");
+  const std::array<std::int64_t, kTokens> wide{0, std::int64_t{1} << 32, 2, 3, 4};
+  FileOf far = none;
+  far.add("token_ids", wide.data(), DType::kI64, {kTokens});
+  expect_refused(far, "token_ids[1] is 4294967296, expected 0 to 10");
 }
 
 TEST(CliRouters, DeepseekV4SelectsByScoreAndBiasInTheOthers) {
-  const fs::path folder = folder_of("deepseek_v4_bias", kDeepseekV4);
+  std::string unhashed = kDeepseekV4;
+  unhashed[unhashed.find("layers\":3") + 8] = '1';
+  const fs::path folder = folder_of("deepseek_v4_bias", unhashed);
   const std::array<float, kExperts> bias{0.0F, 2.0F, -3.0F, 0.5F, 0.25F, -0.5F};
   FileOf weights;
   add_deepseek_v4(weights);
@@ -337,6 +346,30 @@ TEST(CliRouters, Gemma4ScalesEachExpertLastOfAll) {
     }
   }
   expect_verified(folder);
+}
+
+TEST(CliRouters, WithoutATensorOfItsRouterAModelSaysWhyItDoesNotRoute) {
+  const fs::path folder = folder_of("gemma4_unscaled",
+                                    R"({"text_config":{"model_type":"gemma4_text",
+                                        "top_k_experts":2,"num_experts":6}})");
+  const std::string module = "model.language_model.layers.1.";
+  FileOf weights;
+  weights.bf16(module + "experts.gate_up_proj", {kExperts, 2 * kInner, kHidden});
+  weights.bf16(module + "experts.down_proj", {kExperts, kHidden, kInner});
+  weights.bf16(module + "router.proj.weight", {kExperts, kHidden});
+  weights.write(folder / "model.safetensors");
+  const std::array<float, kTokens* kExperts> values = logits();
+  FileOf given;
+  given.bf16("hidden_states", {kTokens, kHidden});
+  given.add("router_logits", values.data(), DType::kF32, {kTokens, kExperts});
+  given.write(folder / "in.safetensors");
+  const CliResult refused =
+      run_layer(folder, folder / "in.safetensors", folder / "out.safetensors");
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("how its router selects: the router of model_type gemma4 has a "
+                             "per_expert_scale, but the files hold none; give topk_ids"),
+            std::string::npos)
+      << refused.err;
 }
 
 TEST(CliRouters, Llama4WeighsTheInputOfItsOneExpert) {
