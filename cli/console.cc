@@ -4,12 +4,16 @@
 #include <cstdio>
 #include <string>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "cli/echo.h"
+
 namespace moekit::cli {
 
-Console::Console() noexcept : stderr_is_terminal_(isatty(STDERR_FILENO) == 1) {}
+Console::Console(std::vector<std::string> words) noexcept
+    : words_(std::move(words)), stderr_is_terminal_(isatty(STDERR_FILENO) == 1) {}
 
 void Console::report(std::string_view text) noexcept {
   clear_progress();
@@ -20,7 +24,7 @@ void Console::report(std::string_view text) noexcept {
 
 void Console::error(const Status& status) noexcept {
   clear_progress();
-  std::string line = "moekit: " + status.to_string();
+  std::string line = "moekit: " + with_short_values(status.to_string(), words_);
   for (char& c : line) {
     // File names and JSON keys from hostile inputs may hold line breaks or terminal escapes.
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {

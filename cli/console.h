@@ -5,7 +5,9 @@
 // stderr.
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "moekit/status.h"
 
@@ -13,12 +15,13 @@ namespace moekit::cli {
 
 class Console {
  public:
-  Console() noexcept;
+  /// `words`: the command line. Messages that repeat one of them show a long one shortened.
+  explicit Console(std::vector<std::string> words) noexcept;
 
   /// Writes to stdout; a failure is remembered for `finish`.
   void report(std::string_view text) noexcept;
 
-  /// `moekit: code: message` on stderr, always one line.
+  /// `moekit: code: message` on stderr, always one line. Nobody's value fills the screen.
   void error(const Status& status) noexcept;
 
   /// Overwrites one line on stderr, when that is a terminal.
@@ -31,6 +34,7 @@ class Console {
   [[nodiscard]] bool finish() noexcept;
 
  private:
+  std::vector<std::string> words_;
   bool stderr_is_terminal_ = false;
   bool progress_shown_ = false;
   bool report_failed_ = false;

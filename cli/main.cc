@@ -4,6 +4,8 @@
 #include <csignal>
 #include <exception>
 #include <new>
+#include <string>
+#include <vector>
 
 #include "moekit/status.h"
 
@@ -32,7 +34,7 @@ int main(int argc, char** argv) {
   using moekit::cli::ExitCode;
   // A file size limit then fails a write, as a full disk does, instead of ending the program.
   std::signal(SIGXFSZ, SIG_IGN);
-  moekit::cli::Console console;
+  moekit::cli::Console console(std::vector<std::string>(argv, argv + argc));
   const moekit::Result<ExitCode> result = moekit::cli::parse_and_run(argc, argv, console);
   ExitCode code = ExitCode::kFailed;
   if (result) {

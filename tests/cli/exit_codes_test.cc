@@ -49,6 +49,10 @@ std::vector<ErrorCase> usage_cases() {
       {"unknown verb", {"trian"}, 2, {"trian", "run"}},
       {"unknown option", with_shape("plan", {"--tokens", "1", "--color", "red"}), 2, {"--color"}},
       {"unknown option before the verb", {"--color", "red", "devices"}, 2, {"--color", "unknown"}},
+      {"an option twice",
+       with_shape("plan", {"--tokens", "1", "--layer", "1", "--layer", "2"}),
+       2,
+       {"--layer", "2"}},
       {"octal tokens", with_shape("plan", {"--tokens", "010"}), 2, {"--tokens", "010"}},
       {"octal workspace",
        with_shape("plan", {"--tokens", "1", "--max-workspace", "0777"}),
@@ -68,6 +72,22 @@ std::vector<ErrorCase> usage_cases() {
        2,
        {"--tp"}},
       {"value that is no number", with_shape("plan", {"--tokens", "many"}), 2, {"many"}},
+      {"value that is no real number",
+       with_shape("plan", {"--tokens", "1", "--limit", "seven"}),
+       2,
+       {"--limit seven: no number"}},
+      {"threads beyond an int",
+       with_shape("plan", {"--tokens", "1", "--threads", "4294967297"}),
+       2,
+       {"--threads 4294967297 is above 2147483647"}},
+      {"unknown word",
+       {"quantize", "x", "--format", "int3", "--output", "y"},
+       2,
+       {"--format int3: unknown, one of nvfp4, mxfp4"}},
+      {"threads out of range",
+       {"quantize", "x", "--format", "nvfp4", "--output", "y", "--threads", "0"},
+       2,
+       {"--threads 0: expected 1 to 1024"}},
       {"plan without tokens", with_shape("plan"), 2, {"--tokens"}},
       {"negative tokens", with_shape("plan", {"--tokens", "-1"}), 2, {"-1"}},
       {"no subject", {"plan", "--tokens", "1"}, 2, {"0 subjects", "--checkpoint", "--preset"}},
@@ -385,6 +405,80 @@ void check(const std::vector<ErrorCase>& cases, std::size_t at_least) {
       EXPECT_NE(result.err.find(word), std::string::npos) << word << " not in " << result.err;
     }
   }
+}
+
+/// An option of a verb and what stands before it so that it is the only mistake.
+struct TakesValue {
+  std::vector<std::string> start;
+  std::string option;
+};
+
+std::vector<TakesValue> options_with_values() {
+  std::vector<TakesValue> all;
+  for (const char* option :
+       {"--checkpoint", "--layer",          "--preset",        "--experts",
+        "--recipe",     "--activation",     "--limit",         "--alpha",
+        "--beta",       "--row-order",      "--io-dtype",      "--tp",
+        "--ep",         "--device",         "--max-workspace", "--pin",
+        "--threads",    "--routed-scaling", "--tokens",        "--intermediate"}) {
+    all.push_back({{"plan"}, option});
+  }
+  for (const char* option : {"--suite", "--case", "--seed", "--jobs", "--tokens"}) {
+    all.push_back({{"verify"}, option});
+  }
+  for (const char* option : {"--format", "--output", "--naming", "--threads"}) {
+    all.push_back({{"quantize", "somewhere"}, option});
+  }
+  for (const char* option : {"--arch", "--output", "--threads"}) {
+    all.push_back({{"kernels", "build"}, option});
+  }
+  all.push_back({{"run"}, "--input"});
+  all.push_back({{"bench"}, "--seconds"});
+  return all;
+}
+
+TEST(CliExitCodes, EmptyValuesAreShownWithWhatWasExpected) {
+  const std::vector<TakesValue> all = options_with_values();
+  ASSERT_GE(all.size(), 34U);
+  std::vector<ErrorCase> cases;
+  for (const auto& [start, option] : all) {
+    std::vector<std::string> apart = start;
+    apart.insert(apart.end(), {option, ""});
+    cases.push_back({option, apart, 2, {option + " '': empty, expected "}});
+    std::vector<std::string> joined = start;
+    joined.push_back(option + "=");
+    cases.push_back({option + "=", joined, 2, {option + " '': empty, expected "}});
+  }
+  cases.push_back(
+      {"positional", {"inspect", ""}, 2, {"checkpoint '': empty, expected CHECKPOINT"}});
+  check(cases, 69);
+}
+
+TEST(CliExitCodes, LongValuesAreShownShortened) {
+  const std::string letters(5000, 'x');
+  std::vector<ErrorCase> cases;
+  for (const auto& [start, option] : options_with_values()) {
+    std::vector<std::string> arguments = start;
+    arguments.insert(arguments.end(), {option, letters});
+    cases.push_back({option, arguments, 2, {}});
+  }
+  const std::string spaced = "recipe=w16a16 h=64 i=32 " + letters + " e=4";
+  cases.push_back({"one word of a value", {"verify", "--case", spaced}, 2, {"characters)"}});
+  cases.push_back(
+      {"a part of a value", {"plan", "--pin", "tile=" + letters, "--pin", "tile=b"}, 2, {}});
+  cases.push_back({"verb", {letters}, 2, {"xxx... (5000 characters): unknown verb"}});
+  cases.push_back({"option before the verb", {"--" + letters}, 2, {"... (5002 characters): unk"}});
+  cases.push_back({"unknown option", {"plan", "--" + letters}, 2, {"... (5002 characters)"}});
+  cases.push_back(
+      {"path", {"inspect", "/" + letters + "/end.gguf"}, 2, {"xx/end.gguf (5010 char"}});
+  check(cases, 40);
+  int shown = 0;
+  for (const ErrorCase& error_case : cases) {
+    const std::string error = run_cli(error_case.arguments).err;
+    EXPECT_LT(error.size(), 600U) << error_case.name;
+    shown += error.find("x... (5000 characters)") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GE(shown, 20) << "most messages repeat the value";
 }
 
 TEST(CliExitCodes, UsageErrorsEndWith2) {
