@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// prepare: validate every scale, pack expert by expert straight from the source into the
+// prepare: validate every scale, pack some experts at a time straight from the source into the
 // destination. Nothing is staged, so the memory beyond source and destination is a few hundred
 // bytes per thread.
 
@@ -158,22 +158,6 @@ Status check_exactness(const plan::PackedLayout& layout, const ExpertWeights& ex
   return formats::check_exact_range(*layout.packing, expert.down).with_context(kProjectionNames[2]);
 }
 
-// Packs one unit, panels split over the pool's threads.
-void pack_region(const plan::PackedRegion& region,
-                 const formats::Packing& packing,
-                 std::span<const WeightMatrix> parts,
-                 std::byte* destination,
-                 base::ThreadPool& pool) {
-  const std::int64_t panels = (region.shape.rows + packing.panel_rows - 1) / packing.panel_rows;
-  pool.parallel([&](int worker, int num_workers) {
-    const std::int64_t begin = panels * worker / num_workers;
-    const std::int64_t end = panels * (worker + 1) / num_workers;
-    if (begin < end) {
-      packing.pack(parts, region.shape, begin, end, destination);
-    }
-  });
-}
-
 void store_biases(const plan::PackedLayout& layout,
                   std::int64_t expert_idx,
                   const ExpertWeights& expert,
@@ -231,6 +215,17 @@ WeightMatrix without_dormant(const WeightMatrix& matrix, std::span<const std::by
   return packed;
 }
 
+/// Where a layer goes, and the row that dormant experts are packed from.
+struct Destination {
+  std::byte* base;
+  std::span<const std::byte> zeros;
+};
+
+std::int64_t num_panels(const plan::PackedLayout& layout, const plan::PackedRegion& region) {
+  const std::int64_t rows = layout.packing->panel_rows;
+  return (region.shape.rows + rows - 1) / rows;
+}
+
 /// The longest row of codes of a layer, as zeros.
 std::vector<std::byte> zero_row(const plan::PackedLayout& layout) {
   const std::int64_t longest = std::max(layout.gate_up.shape.cols, layout.down.shape.cols);
@@ -238,29 +233,68 @@ std::vector<std::byte> zero_row(const plan::PackedLayout& layout) {
       static_cast<std::size_t>(code_row_bytes(layout.gate_up.shape.format, longest)));
 }
 
-void pack_expert(PackedExperts::State& state,
+// Panels [begin, end) of one expert, gate_up's before down's.
+void pack_panels(const plan::PackedLayout& layout,
                  std::int64_t expert_idx,
                  const ExpertWeights& expert,
-                 base::ThreadPool& pool) {
-  const plan::PackedLayout& layout = state.layout;
-  std::byte* base = state.base;
+                 std::pair<std::int64_t, std::int64_t> range,
+                 const Destination& out) {
   const bool gated = layout.gate_up.shape.num_parts == 2;
-  const std::vector<std::byte> zeros = zero_row(layout);
-  state.peak_extra_bytes =
-      std::max(state.peak_extra_bytes, static_cast<std::int64_t>(zeros.capacity()));
-  const WeightMatrix gate_up[] = {without_dormant(gated ? expert.gate : expert.up, zeros),
-                                  without_dormant(expert.up, zeros)};
-  const WeightMatrix down = without_dormant(expert.down, zeros);
-  pack_region(layout.gate_up,
-              *layout.packing,
-              std::span<const WeightMatrix>(gate_up, gated ? 2U : 1U),
-              base + layout.gate_up.offset + expert_idx * layout.gate_up.expert_stride_bytes,
-              pool);
-  pack_region(layout.down,
-              *layout.packing,
-              std::span<const WeightMatrix>(&down, 1),
-              base + layout.down.offset + expert_idx * layout.down.expert_stride_bytes,
-              pool);
+  const std::int64_t gate_up_panels = num_panels(layout, layout.gate_up);
+  const auto [begin, end] = range;
+  if (begin < gate_up_panels) {
+    const WeightMatrix parts[] = {without_dormant(gated ? expert.gate : expert.up, out.zeros),
+                                  without_dormant(expert.up, out.zeros)};
+    layout.packing->pack(
+        std::span<const WeightMatrix>(parts, gated ? 2U : 1U),
+        layout.gate_up.shape,
+        begin,
+        std::min(end, gate_up_panels),
+        out.base + layout.gate_up.offset + expert_idx * layout.gate_up.expert_stride_bytes);
+  }
+  if (end > gate_up_panels) {
+    const WeightMatrix down = without_dormant(expert.down, out.zeros);
+    layout.packing->pack(
+        std::span<const WeightMatrix>(&down, 1),
+        layout.down.shape,
+        std::max<std::int64_t>(begin - gate_up_panels, 0),
+        end - gate_up_panels,
+        out.base + layout.down.offset + expert_idx * layout.down.expert_stride_bytes);
+  }
+}
+
+// Experts [first, last): their panels in one row, split evenly over the pool's threads. A region an
+// expert would wait for every thread to be awake twice an expert, 2048 times for a large layer.
+void pack_experts(PackedExperts::State& state,
+                  const ExpertsSource& source,
+                  std::pair<std::int64_t, std::int64_t> experts,
+                  std::span<const std::byte> zeros,
+                  base::ThreadPool& pool) {
+  const plan::PackedLayout& layout = state.layout;
+  const Destination out{state.base, zeros};
+  const auto [first, last] = experts;
+  const std::int64_t each = num_panels(layout, layout.gate_up) + num_panels(layout, layout.down);
+  const std::int64_t panels = (last - first) * each;
+  pool.parallel([&, first = first](int worker, int num_workers) {
+    const std::int64_t end = panels * (worker + 1) / num_workers;
+    for (std::int64_t at = panels * worker / num_workers; at < end;) {
+      const std::int64_t expert = at / each;
+      const std::int64_t stop = std::min(end, (expert + 1) * each);
+      pack_panels(layout,
+                  first + expert,
+                  source.experts[static_cast<std::size_t>(first + expert)],
+                  {at - expert * each, stop - expert * each},
+                  out);
+      at = stop;
+    }
+  });
+}
+
+void store_scalars(const plan::PackedLayout& layout,
+                   std::int64_t expert_idx,
+                   const ExpertWeights& expert,
+                   std::byte* base) {
+  const bool gated = layout.gate_up.shape.num_parts == 2;
   auto* globals = reinterpret_cast<float*>(base + layout.globals_offset) + expert_idx * 4;
   globals[0] = gated ? expert.gate.global_scale : 0.0F;
   globals[1] = expert.up.global_scale;
@@ -268,6 +302,44 @@ void pack_expert(PackedExperts::State& state,
   globals[3] = 0.0F;
   store_input_scales(layout, expert_idx, expert, base);
   store_biases(layout, expert_idx, expert, base);
+}
+
+// Experts that one parallel region packs: enough bytes that waking the threads costs nothing beside
+// them, few enough that progress is seen and a cancelled call ends soon.
+std::int64_t experts_per_region(const plan::PackedLayout& layout) {
+  constexpr std::int64_t kRegionBytes = std::int64_t{32} << 20;
+  const std::int64_t expert_bytes =
+      layout.gate_up.expert_stride_bytes + layout.down.expert_stride_bytes;
+  return std::max<std::int64_t>(1, kRegionBytes / std::max<std::int64_t>(1, expert_bytes));
+}
+
+Status pack_layer(PackedExperts::State& state,
+                  const ExpertsSource& source,
+                  const PrepareOptions& options,
+                  base::ThreadPool& pool) {
+  const plan::PackedLayout& layout = state.layout;
+  const std::vector<std::byte> zeros = zero_row(layout);
+  state.peak_extra_bytes = static_cast<std::int64_t>(zeros.capacity());
+  const auto num_experts = static_cast<std::int64_t>(source.experts.size());
+  const std::int64_t step = experts_per_region(layout);
+  for (std::int64_t first = 0; first < num_experts; first += step) {
+    const std::int64_t last = std::min(num_experts, first + step);
+    for (std::int64_t expert = first; expert < last; ++expert) {
+      const ExpertWeights& weights = source.experts[static_cast<std::size_t>(expert)];
+      MOEKIT_RETURN_IF_ERROR(
+          check_expert(state.problem, weights).with_context(cat("expert ", expert)));
+      MOEKIT_RETURN_IF_ERROR(check_exactness(layout, weights).with_context(cat("expert ", expert)));
+      store_scalars(layout, expert, weights, state.base);
+    }
+    pack_experts(state, source, {first, last}, zeros, pool);
+    for (std::int64_t done = first + 1; done <= last; ++done) {
+      if (options.progress && !options.progress({done, num_experts})) {
+        return failed_precondition(
+            cat("prepare cancelled after ", done, " of ", num_experts, " experts"));
+      }
+    }
+  }
+  return {};
 }
 
 Status place(const plan::PackedLayout& layout,
@@ -340,17 +412,7 @@ Result<PackedExperts> prepare(const Plan& plan,
                 static_cast<std::size_t>(state->bytes - state->layout.globals_offset));
     const int threads = options.num_threads > 0 ? options.num_threads : base::detect_cpu().threads;
     MOEKIT_ASSIGN_OR_RETURN(const auto pool, base::ThreadPool::create(threads));
-    for (std::int64_t expert = 0; expert < num_experts; ++expert) {
-      const ExpertWeights& weights = source.experts[static_cast<std::size_t>(expert)];
-      MOEKIT_RETURN_IF_ERROR(check_expert(problem, weights).with_context(cat("expert ", expert)));
-      MOEKIT_RETURN_IF_ERROR(
-          check_exactness(state->layout, weights).with_context(cat("expert ", expert)));
-      pack_expert(*state, expert, weights, *pool);
-      if (options.progress && !options.progress({expert + 1, num_experts})) {
-        return failed_precondition(
-            cat("prepare cancelled after ", expert + 1, " of ", num_experts, " experts"));
-      }
-    }
+    MOEKIT_RETURN_IF_ERROR(pack_layer(*state, source, options, *pool));
     state->expert_without_input_scale =
         plan::PackedView{&state->layout, state->base}.first_without_input_scales();
     return PackedExperts(std::move(state));

@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/packed_layout.h"
 #include "runtime/test_layer.h"
 
 namespace moekit {
@@ -231,6 +232,57 @@ TEST(Prepare, a_callback_cancels_or_throws_and_nothing_aborts) {
   };
   EXPECT_EQ(throwing(7).code(), StatusCode::kInternal);
   EXPECT_EQ(throwing(std::runtime_error("mine")).code(), StatusCode::kInternal);
+}
+
+TEST(Prepare, regions_of_several_experts_pack_what_each_alone_does) {
+  Problem problem = problem_of(Recipe::kW4a16Nvfp4);
+  problem.num_experts = 80;  // 0.45 MB each: a region of 32 MiB ends inside
+  problem.hidden_size = 1024;
+  problem.intermediate_size = 264;  // a short panel
+  TestLayer layer(problem);
+  layer.source.experts[70].down.global_scale = 0.0F;  // dormant
+  const Plan plan = *make_plan(problem, host_cpu());
+  const plan::PackedLayout layout = *plan::packed_layout(problem, plan->device);
+  ASSERT_GT(plan->prepare.packed_bytes, std::int64_t{33} << 20) << "one region holds all";
+  std::vector<std::int64_t> seen;
+  const Result<PackedExperts> one = prepare(plan,
+                                            layer.source,
+                                            {.progress =
+                                                 [&](const PrepareProgress& progress) {
+                                                   seen.push_back(progress.experts_done);
+                                                   return true;
+                                                 },
+                                             .num_threads = 1});
+  ASSERT_TRUE(one.has_value()) << one.status().to_string();
+  ASSERT_EQ(seen.size(), 80U);
+  for (std::size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_EQ(seen[i], static_cast<std::int64_t>(i) + 1);
+  }
+  for (const int threads : {2, 3, 16}) {
+    const Result<PackedExperts> several = prepare(plan, layer.source, {.num_threads = threads});
+    ASSERT_TRUE(several.has_value());
+    EXPECT_TRUE(copy_of(*one) == copy_of(*several)) << threads << " threads";
+  }
+  Problem alone = problem;
+  alone.num_experts = 1;
+  alone.top_k = 1;
+  const Plan small = *make_plan(alone, host_cpu());
+  const plan::PackedLayout small_layout = *plan::packed_layout(alone, small->device);
+  for (const std::size_t expert :
+       {std::size_t{0}, std::size_t{37}, std::size_t{70}, std::size_t{79}}) {
+    ExpertsSource source;
+    source.experts = {layer.source.experts[expert]};
+    const Result<PackedExperts> packed = prepare(small, source, {});
+    ASSERT_TRUE(packed.has_value()) << packed.status().to_string();
+    for (const auto& [large, little] : {std::pair(&layout.gate_up, &small_layout.gate_up),
+                                        std::pair(&layout.down, &small_layout.down)}) {
+      const auto bytes = static_cast<std::size_t>(large->expert_stride_bytes);
+      ASSERT_EQ(little->expert_stride_bytes, large->expert_stride_bytes);
+      const std::byte* have =
+          one->bytes().data() + large->offset + static_cast<std::ptrdiff_t>(expert * bytes);
+      EXPECT_EQ(std::memcmp(have, packed->bytes().data() + little->offset, bytes), 0) << expert;
+    }
+  }
 }
 
 // https://github.com/vllm-project/vllm/pull/47851: repacking doubles memory.
