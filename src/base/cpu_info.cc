@@ -76,10 +76,19 @@ std::string read_model() {
   return model;
 }
 
+bool is_intel() {
+  const Cpuid vendor = cpuid(0, 0);
+  return vendor.ebx == 0x756E6547U && vendor.edx == 0x49656E69U && vendor.ecx == 0x6C65746EU;
+}
+
 #else
 
 CpuidWords read_cpuid_words() {
   return {};
+}
+
+bool is_intel() {
+  return false;
 }
 
 std::string read_model() {
@@ -170,6 +179,7 @@ CpuInfo detect_cpu() {
   CpuInfo info;
   info.isa = isa_from_cpuid(read_cpuid_words());
   info.model = read_model();
+  info.dots_at_half_rate = info.isa == CpuIsa::kAvx512 && is_intel();
   info.threads = count_threads();
   // Fallbacks: the smallest sizes of the last ten years' server cores.
   info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32768);

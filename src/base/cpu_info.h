@@ -24,6 +24,9 @@ struct CpuInfo {
   int threads = 1;      // hardware threads this process may use: affinity and cgroup quota
   std::int64_t l1d_bytes = 0;
   std::int64_t l2_bytes = 0;  // of one core
+  // Two 512-bit multiply-adds start in a cycle, a BF16 dot product in two: Intel's cores (measured
+  // on Emerald Rapids, panels/README.md 6). AMD's start one of either.
+  bool dots_at_half_rate = false;
 };
 
 /// Asks the processor and the operating system. An ISA counts only when both the instructions

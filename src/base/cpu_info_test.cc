@@ -55,6 +55,7 @@ TEST(CpuInfo, ThisMachineIsPlausible) {
   EXPECT_GE(info.l1d_bytes, 8 * 1024);
   EXPECT_GE(info.l2_bytes, info.l1d_bytes);
 #if defined(__x86_64__)
+  EXPECT_EQ(info.dots_at_half_rate, info.isa == CpuIsa::kAvx512 && __builtin_cpu_is("intel") != 0);
   EXPECT_EQ(info.isa >= CpuIsa::kAvx2, __builtin_cpu_supports("avx2") != 0);
   EXPECT_EQ(info.isa >= CpuIsa::kAvx512,
             __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vbmi") != 0 &&

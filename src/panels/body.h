@@ -26,9 +26,10 @@ inline constexpr std::int64_t kPanelRows = 16;
 /// globals not.
 ///
 /// Shapes   panels  num_panels consecutive panels of `shape`
-///          operand [4 * num_steps, num_tokens, 2]  as load_operand wrote it: for each pair of
-///                  columns all tokens' pairs, so that the dot products of a tile read one stream
-///                  at constant distances
+///          operand [4 * num_steps, num_tokens, 2]  as interleave wrote it: for each pair of
+///          columns
+///                  all tokens' pairs, so that the dot products of a tile read one stream at
+///                  constant distances
 ///          sums    [num_panels, num_tokens, 16]
 /// Numerics k ascending; per scale group one partial sum, then one multiply-add with the scale.
 ///          The order depends on neither num_tokens nor num_panels, so a token's bits do not depend
@@ -60,14 +61,6 @@ struct OperandRow {
   float* scales = nullptr;  // Q8b: [ceil(cols / 128)], written
 };
 
-/// One token's place in a tile of operands.
-struct OperandPlace {
-  std::byte* tile = nullptr;
-  std::int64_t token = 0;
-  std::int64_t num_tokens = 1;
-  std::byte* scratch = nullptr;  // one row of operands; null where num_tokens is 1
-};
-
 struct LoadedRow {
   bool finite = true;   // no element is NaN or infinite
   float factor = 1.0F;  // what sums over this row are to be multiplied with
@@ -89,6 +82,39 @@ struct ActivateCall {
   std::uint16_t* out = nullptr;    // [rows]
 };
 
+/// Rows of operands to their places in a tile.
+///
+/// Shapes   rows [num_rows, num_pairs, 2], row_stride_bytes apart
+///          tile [num_pairs, num_tokens, 2], of which tokens first_token + [0, num_rows) are
+///          written
+struct InterleaveCall {
+  const std::byte* rows = nullptr;
+  std::int64_t row_stride_bytes = 0;
+  std::int64_t num_rows = 1;
+  std::int64_t num_pairs = 0;
+  std::byte* tile = nullptr;
+  std::int64_t first_token = 0;
+  std::int64_t num_tokens = 1;
+};
+
+/// out[row] = sums[row] * global * factor [+ bias[row]], all 16 rows.
+struct ScaleCall {
+  const float* sums = nullptr;  // [16]
+  float global = 1.0F;
+  float factor = 1.0F;
+  const float* bias = nullptr;  // [16] or null
+  float* out = nullptr;         // [16]
+};
+
+/// out[row] = Σ weights[i] * routes[i][row], i ascending from zero, each product rounded.
+struct WeightedSumCall {
+  const float* const* routes = nullptr;  // [num_routes] rows
+  const float* weights = nullptr;        // [num_routes]
+  std::int64_t num_routes = 0;
+  std::int64_t rows = 0;  // a multiple of 16
+  float* out = nullptr;   // [rows]
+};
+
 struct Body {
   Isa isa = Isa::kPortable;
   std::int64_t operand_bytes = 0;  // of one operand element
@@ -96,15 +122,29 @@ struct Body {
   /// Writes shape's leading zeros, the row, and zeros up to a whole step.
   LoadedRow (*load_operand)(const OperandRow& row,
                             const device::Panel16Shape& shape,
-                            const OperandPlace& place) = nullptr;
+                            std::byte* operand) = nullptr;
+  void (*interleave)(const InterleaveCall& call) = nullptr;
   void (*dot)(const DotCall& call) = nullptr;
   void (*activate)(const ActivateCall& call) = nullptr;
+  void (*scale)(const ScaleCall& call) = nullptr;
+  void (*weighted_sum)(const WeightedSumCall& call) = nullptr;
+  /// RNE, NaN stays NaN.
+  void (*round_to_bf16)(const float* values, std::int64_t count, std::uint16_t* out) = nullptr;
 };
+
+/// Room for an operand element in every body's tiles: plans do not know which of two bodies of one
+/// ISA a processor prefers.
+inline constexpr std::int64_t kMostOperandBytes = 4;
 
 extern const Body kPortableBody;
 extern const Body kAvx2Body;    // only where the compiler targets x86-64
 extern const Body kAvx512Body;  // only where the compiler targets x86-64
+extern const Body kAvx512FmaBody;
 
+/// What plans count with; tiles are the same for every body of an ISA.
 [[nodiscard]] const Body& body_for(Isa isa) noexcept;
+
+/// What this processor runs plans of `isa` with.
+[[nodiscard]] const Body& running_body(Isa isa) noexcept;
 
 }  // namespace moekit::panels

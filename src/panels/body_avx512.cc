@@ -2,8 +2,14 @@
 
 // AVX-512 with BF16. A line holds the 8 codes of 16 rows, one row a 32-bit lane, even columns in
 // the low half and odd columns in the high half: a 16-bit shift by 4j and one 16-bit permute of a
-// table give the bf16 pair of columns 2j and 2j + 1 in every lane, and vdpbf16ps multiplies it by a
-// broadcast pair of activations. Per 128 codes: 1 load, 3 shifts, 4 permutes, 4 dot products.
+// table give the bf16 pair of columns 2j and 2j + 1 in every lane. Two bodies multiply it:
+//
+//   operands bf16   vdpbf16ps by a broadcast pair. Per 128 codes 1 load, 3 shifts, 4 permutes; 4
+//                   dot products a token.
+//   operands f32    the odd and then the even column as f32, one multiply-add each: 8 more to
+//                   decode, 8 a token. Where two wide multiply-adds start in a cycle and a dot
+//                   product in two, this is twice the rate (README, 6); the order of additions is
+//                   that of the dot product.
 
 #include <bit>
 #include <immintrin.h>
@@ -14,11 +20,16 @@ namespace moekit::panels {
 
 namespace {
 
+// OperandType: bf16 bits, or float.
+template <typename OperandType>
 struct Avx512 {
-  using Operand = std::uint16_t;  // bf16 bits
+  using Operand = OperandType;
   using Sums = __m512;
   using Scale = __m512;
   using Constants = __m512i;  // bf16(E2M1) by code
+
+  template <int kTokens>
+  using Tile = TileSums<Avx512, kTokens>;
 
   // Two neighbouring operands, as the memory operand of an instruction.
   struct Pair {
@@ -50,6 +61,11 @@ struct Avx512 {
             : "v"(weights), "m"(*reinterpret_cast<const Pair*>(x)));
   }
 
+  // sum += weights * x[0], for the same reason.
+  static void add_products(__m512& sum, __m512 weights, const float* x) {
+    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*x));
+  }
+
   // bf16(E2M1) by 5-bit index: a permute reads five bits, and the fifth belongs to the next code,
   // so the table stands twice.
   static Constants constants() {
@@ -72,7 +88,7 @@ struct Avx512 {
   }
 
   template <int kTokens, i64 kPair>
-  static void add_pair(__m512i table, __m512i words, const std::uint16_t* x, Sums* sums) {
+  static void add_pair(__m512i table, __m512i words, const Operand* x, Sums* sums) {
     const __m512i index =
         kPair == 0 ? words : _mm512_srli_epi16(words, static_cast<unsigned>(4 * kPair));
     const __m512i weights = _mm512_permutexvar_epi16(index, table);
@@ -82,8 +98,8 @@ struct Avx512 {
   template <int kPartCount, int kTokens>
   static void add_codes(const Constants& table,
                         const std::byte* line,
-                        const std::uint16_t* x,
-                        TileSums<Avx512, kTokens>* sums) {
+                        const Operand* x,
+                        Tile<kTokens>* sums) {
     const __m512i words = _mm512_loadu_si512(line);
     add_pair<kTokens, 0>(table, words, x, sums->at);
     add_pair<kTokens, 1>(table, words, x, sums->at);
@@ -95,8 +111,8 @@ struct Avx512 {
   template <i64 kGroupCols, int kGroups, int kTokens>
   static void add_groups(const Constants& table,
                          const std::byte* line,
-                         const std::uint16_t* x,
-                         TileSums<Avx512, kTokens>* sums) {
+                         const Operand* x,
+                         Tile<kTokens>* sums) {
     constexpr i64 kGroupBytes = kGroupCols / kPanel16StepCols * kPanel16LineBytes;
     __m512i words[kGroups];
     for (int group = 0; group < kGroups; ++group) {
@@ -117,7 +133,7 @@ struct Avx512 {
   }
 
   template <int kTokens>
-  static void add_bf16(const std::byte* lines, i64 /*part*/, const std::uint16_t* x, Sums* sums) {
+  static void add_bf16(const std::byte* lines, i64 /*part*/, const Operand* x, Sums* sums) {
     for (i64 pair = 0; pair < 4; ++pair) {
       const __m512i weights = _mm512_loadu_si512(lines + pair * kPanel16LineBytes);
       add_weights<kTokens>(weights, x + operand_at<kTokens>(pair, 0), sums);
@@ -178,7 +194,7 @@ struct Avx512 {
 
   template <int kTokens>
   static void add_int4(
-      const std::byte* line, i64 /*part*/, __m512i offsets, const std::uint16_t* x, Sums* sums) {
+      const std::byte* line, i64 /*part*/, __m512i offsets, const Operand* x, Sums* sums) {
     const __m512i table = integer_table();
     const __m512i words = _mm512_loadu_si512(line);
     for (i64 pair = 0; pair < 4; ++pair) {
@@ -201,7 +217,7 @@ struct Avx512 {
   }
 
   template <int kTokens>
-  static void add_e4m3(const std::byte* lines, i64 /*part*/, const std::uint16_t* x, Sums* sums) {
+  static void add_e4m3(const std::byte* lines, i64 /*part*/, const Operand* x, Sums* sums) {
     for (i64 line = 0; line < 2; ++line) {
       const __m512i words = _mm512_loadu_si512(lines + line * kPanel16LineBytes);
       add_weights<kTokens>(
@@ -210,10 +226,23 @@ struct Avx512 {
     }
   }
 
+  // `weights` are bf16 pairs: the dot product adds the odd column first.
   template <int kTokens>
-  static void add_weights(__m512i weights, const std::uint16_t* x, Sums* sums) {
-    for (int t = 0; t < kTokens; ++t) {
-      add_dots(sums[t], weights, x + operand_at<kTokens>(0, t));
+  static void add_weights(__m512i weights, const Operand* x, Sums* sums) {
+    if constexpr (sizeof(Operand) == sizeof(std::uint16_t)) {
+      for (int t = 0; t < kTokens; ++t) {
+        add_dots(sums[t], weights, x + operand_at<kTokens>(0, t));
+      }
+    } else {
+      const __m512 odd = _mm512_castsi512_ps(
+          _mm512_and_si512(weights, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))));
+      const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(weights, 16));
+      for (int t = 0; t < kTokens; ++t) {
+        add_products(sums[t], odd, x + operand_at<kTokens>(0, t) + 1);
+      }
+      for (int t = 0; t < kTokens; ++t) {
+        add_products(sums[t], even, x + operand_at<kTokens>(0, t));
+      }
     }
   }
 
@@ -235,6 +264,7 @@ struct Avx512 {
 
 }  // namespace
 
-constinit const Body kAvx512Body = make_body<Avx512>(Isa::kAvx512);
+constinit const Body kAvx512Body = make_body<Avx512<std::uint16_t>>(Isa::kAvx512);
+constinit const Body kAvx512FmaBody = make_body<Avx512<float>>(Isa::kAvx512);
 
 }  // namespace moekit::panels

@@ -543,7 +543,8 @@ float shrink_row(Operand* out, i64 count) {
 
 /// An f32 that rounds to infinity counts as infinite: the operand is what the recipe multiplies.
 template <typename Operand>
-LoadedRow load_row(const OperandRow& row, const Panel16Shape& shape, Operand* out) {
+LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::byte* operand) {
+  auto* out = reinterpret_cast<Operand*>(operand);
   const i64 lead = device::panel16_lead_cols(shape);
   const i64 padded = device::panel16_num_steps(shape) * kPanel16StepCols;
   for (i64 i = 0; i < lead; ++i) {
@@ -560,21 +561,53 @@ LoadedRow load_row(const OperandRow& row, const Panel16Shape& shape, Operand* ou
 }
 
 template <typename Operand>
-LoadedRow load_operand(const OperandRow& row,
-                       const Panel16Shape& shape,
-                       const OperandPlace& place) {
-  auto* out = reinterpret_cast<Operand*>(place.tile);
-  if (place.num_tokens == 1) {
-    return load_row(row, shape, out);
+void interleave(const InterleaveCall& call) {
+  struct Pair {
+    Operand values[2];
+  };
+
+  // So many that what is written stays in L1 until every row has passed over it.
+  constexpr i64 kChunkPairs = 64;
+  auto* tile = reinterpret_cast<Pair*>(call.tile) + call.first_token;
+  for (i64 begin = 0; begin < call.num_pairs; begin += kChunkPairs) {
+    const i64 end = begin + kChunkPairs < call.num_pairs ? begin + kChunkPairs : call.num_pairs;
+    for (i64 i = 0; i < call.num_rows; ++i) {
+      const auto* row = reinterpret_cast<const Pair*>(call.rows + i * call.row_stride_bytes);
+      for (i64 pair = begin; pair < end; ++pair) {
+        std::memcpy(tile + pair * call.num_tokens + i, row + pair, sizeof(Pair));
+      }
+    }
   }
-  auto* line = reinterpret_cast<Operand*>(place.scratch);
-  const LoadedRow loaded = load_row(row, shape, line);
-  const i64 pairs = device::panel16_num_steps(shape) * kPanel16StepCols / 2;
-  out += 2 * place.token;
-  for (i64 pair = 0; pair < pairs; ++pair) {
-    std::memcpy(out + pair * 2 * place.num_tokens, line + 2 * pair, 2 * sizeof(Operand));
+}
+
+// Constant counts of 16 rows: the loops become vectors.
+inline void scale(const ScaleCall& call) {
+  for (i64 row = 0; row < kPanelRows; ++row) {
+    call.out[row] = call.sums[row] * call.global * call.factor;
   }
-  return loaded;
+  for (i64 row = 0; call.bias != nullptr && row < kPanelRows; ++row) {
+    call.out[row] += call.bias[row];
+  }
+}
+
+inline void weighted_sum(const WeightedSumCall& call) {
+  for (i64 first = 0; first < call.rows; first += kPanelRows) {
+    float total[kPanelRows] = {};
+    for (i64 i = 0; i < call.num_routes; ++i) {
+      const float weight = call.weights[i];
+      const float* route = call.routes[i] + first;
+      for (i64 row = 0; row < kPanelRows; ++row) {
+        total[row] += weight * route[row];
+      }
+    }
+    std::memcpy(call.out + first, total, sizeof(total));
+  }
+}
+
+inline void round_to_bf16(const float* values, i64 count, u16* out) {
+  for (i64 i = 0; i < count; ++i) {
+    out[i] = device::bf16_from_f32(values[i]);
+  }
 }
 
 template <device::ActivationKind kKind>
@@ -619,12 +652,17 @@ inline void activate(const ActivateCall& call) {
 template <typename Simd>
 constexpr Body make_body(Isa isa) {
   static_assert(Simd::kMaxTokens <= kMaxTileTokens);
+  static_assert(sizeof(typename Simd::Operand) <= kMostOperandBytes);
   return {isa,
           static_cast<i64>(sizeof(typename Simd::Operand)),
           Simd::kMaxTokens,
           load_operand<typename Simd::Operand>,
+          interleave<typename Simd::Operand>,
           dot<Simd>,
-          activate};
+          activate,
+          scale,
+          weighted_sum,
+          round_to_bf16};
 }
 
 }  // namespace MOEKIT_ISA

@@ -2,6 +2,7 @@
 #include "panels/combine.h"
 
 #include <algorithm>
+#include <span>
 
 #include "device/numerics/bf16.h"
 
@@ -54,24 +55,25 @@ float load_element(const void* row, DType dtype, std::int64_t index) {
   }
 }
 
-void store_rows(void* row, DType dtype, std::int64_t first, std::int64_t count, const float* sums) {
-  switch (dtype) {
-    case DType::kBf16: {
-      auto* out = static_cast<std::uint16_t*>(row) + first;
-      for (std::int64_t i = 0; i < count; ++i) {
-        out[i] = device::bf16_from_f32(sums[i]);
-      }
+void store_rows(const Body& body,
+                const MutableTensorView& out_view,
+                std::byte* row,
+                std::int64_t first,
+                std::span<const float> sums) {
+  const auto count = static_cast<std::int64_t>(sums.size());
+  switch (out_view.dtype) {
+    case DType::kBf16:
+      body.round_to_bf16(sums.data(), count, reinterpret_cast<std::uint16_t*>(row) + first);
       break;
-    }
     case DType::kF16: {
-      auto* out = static_cast<std::uint16_t*>(row) + first;
+      auto* out = reinterpret_cast<std::uint16_t*>(row) + first;
       for (std::int64_t i = 0; i < count; ++i) {
-        out[i] = device::f16_from_f32(sums[i]);
+        out[i] = device::f16_from_f32(sums[static_cast<std::size_t>(i)]);
       }
       break;
     }
     default:
-      std::copy_n(sums, count, static_cast<float*>(row) + first);
+      std::copy_n(sums.data(), count, reinterpret_cast<float*>(row) + first);
   }
 }
 
@@ -84,20 +86,20 @@ auto* token_row(const View& view, std::int64_t token) {
 }
 
 void combine_chunk(const CpuCall& call,
+                   const Body& body,
                    const TokenSlots& slots,
                    const RouteSums& sums,
                    std::int64_t token,
                    const std::int64_t first_row) {
   const Problem& problem = call.plan->problem;
   const std::int64_t count = std::min(kChunkRows, sums.row_end - first_row);
-  float total[kChunkRows] = {};
+  float total[kChunkRows];
+  const float* routes[kMaxTopK];
   for (std::int64_t slot = 0; slot < slots.count; ++slot) {
-    const float weight = slots.weights[slot];
-    const float* route = sums.sums + slots.routes[slot] * sums.stride + first_row - sums.row_begin;
-    for (std::int64_t i = 0; i < count; ++i) {
-      total[i] += weight * route[i];
-    }
+    routes[slot] = sums.sums + slots.routes[slot] * sums.stride + first_row - sums.row_begin;
   }
+  body.weighted_sum(
+      {routes, slots.weights, slots.count, device::round_up(count, kPanelRows), total});
   if (problem.routed_scaling_place == ScalingPlace::kSum && slots.count > 0) {
     for (std::int64_t i = 0; i < count; ++i) {
       total[i] *= problem.routed_scaling;
@@ -110,16 +112,23 @@ void combine_chunk(const CpuCall& call,
     }
   }
   const MutableTensorView& out = call.arguments->out;
-  store_rows(token_row(out, token), out.dtype, first_row, count, total);
+  store_rows(body,
+             out,
+             token_row(out, token),
+             first_row,
+             std::span(total).first(static_cast<std::size_t>(count)));
 }
 
 }  // namespace
 
-void combine_rows(const CpuCall& call, const Routes& routes, const RouteSums& sums) noexcept {
+void combine_rows(const CpuCall& call,
+                  const Body& body,
+                  const Routes& routes,
+                  const RouteSums& sums) noexcept {
   for (std::int64_t token = 0; token < call.num_tokens; ++token) {
     const TokenSlots slots = ordered_slots(call.plan->problem, routes, token);
     for (std::int64_t row = sums.row_begin; row < sums.row_end; row += kChunkRows) {
-      combine_chunk(call, slots, sums, call.token_begin + token, row);
+      combine_chunk(call, body, slots, sums, call.token_begin + token, row);
     }
   }
 }

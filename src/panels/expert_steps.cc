@@ -19,6 +19,7 @@ using plan::CpuCall;
 using plan::SliceId;
 
 constexpr std::int64_t kLineBytes = 64;
+constexpr std::int64_t kPairsOfStep = device::kPanel16StepCols / 2;
 constexpr std::int64_t kKib = 1024;
 
 // Operands of one expert's tokens stay in half an L2, the other half is for panels passing by; on
@@ -37,17 +38,17 @@ constexpr std::int64_t kBlockPanelsOfAll = 128;
 constexpr std::int64_t kLeastRouteSumsBytesOfAll = 4 * kKib * kKib;
 constexpr std::int64_t kMostRouteSumsBytesOfAll = 32 * kKib * kKib;
 
-std::int64_t operand_bytes(std::int64_t cols, Isa isa) {
+std::int64_t operand_bytes(std::int64_t cols) {
   // A step of lead columns at most in front, a step of padding behind.
   const std::int64_t elems = device::round_up(cols, std::int64_t{8}) + 8;
-  return device::round_up(elems * body_for(isa).operand_bytes, kLineBytes);
+  return device::round_up(elems * kMostOperandBytes, kLineBytes);
 }
 
 // Behind the operands of a tile come their scales, where the recipe's have any.
-std::int64_t operand_row_bytes(std::int64_t cols, Recipe recipe, Isa isa) {
+std::int64_t operand_row_bytes(std::int64_t cols, Recipe recipe) {
   const bool scaled = recipe_info(recipe).quantizer == Quantizer::kQ8b;
   const std::int64_t groups = scaled ? device::ceil_div(cols, kOperandGroupCols) : 0;
-  return operand_bytes(cols, isa) + device::round_up(groups * 4, kLineBytes);
+  return operand_bytes(cols) + device::round_up(groups * 4, kLineBytes);
 }
 
 // A contiguous share of [0, count).
@@ -123,7 +124,7 @@ struct StepContext {
 
   /// Scales of the first row of a tile of `num_tokens` at `tile`; null where operands have none.
   [[nodiscard]] float* operand_scales(const std::byte* tile, std::int64_t num_tokens) const {
-    const std::int64_t offset = num_tokens * operand_bytes(shape.cols, call.plan->device.isa);
+    const std::int64_t offset = num_tokens * operand_bytes(shape.cols);
     return quantizer != Quantizer::kQ8b
                ? nullptr
                : reinterpret_cast<float*>(const_cast<std::byte*>(tile) + offset);
@@ -138,13 +139,14 @@ struct StepContext {
     return call.slice<std::byte>(SliceId::kScratch) + worker * scratch.worker_bytes;
   }
 
-  /// One row more than tiles hold: what is laid out before it is spread over a tile.
-  [[nodiscard]] std::byte* spare_row(std::int64_t worker) const {
+  /// Rows of one tile before they are interleaved.
+  [[nodiscard]] std::byte* spare_rows(std::int64_t worker) const {
     return worker_scratch(worker) + scratch.operand_rows * scratch.operand_row_bytes;
   }
 
   [[nodiscard]] float* route_sums(std::int64_t worker) const {
-    return reinterpret_cast<float*>(spare_row(worker) + scratch.operand_row_bytes);
+    return reinterpret_cast<float*>(spare_rows(worker) +
+                                    scratch.spare_rows * scratch.operand_row_bytes);
   }
 };
 
@@ -190,7 +192,8 @@ class Tiles {
   std::int64_t left_;
 };
 
-// Loads the operands of `count` routes, tile by tile; `row_of` names the source row of a route.
+// Loads the operands of `count` routes, tile by tile and as many rows at a time as there is room
+// for; `row_of` names the source row of a route.
 template <typename RowOf>
 void load_routes(const StepContext& context,
                  std::int64_t worker,
@@ -198,25 +201,38 @@ void load_routes(const StepContext& context,
                  std::int64_t count,
                  RowOf row_of,
                  LoadedRoutes& loaded) {
+  const std::int64_t row_bytes = context.scratch.operand_row_bytes;
   std::byte* operands = context.worker_scratch(worker);
   loaded.routes = routes;
   loaded.count = count;
   loaded.operands = operands;
+  const auto load_row = [&](std::int64_t i, std::byte* operand, float* scales) {
+    if (i + 1 < count) {
+      prefetch_row(row_of(std::int64_t{routes[i + 1]}));
+    }
+    OperandRow row = row_of(std::int64_t{routes[i]});
+    row.quantizer = context.quantizer;
+    row.scales = scales;
+    loaded.rows[i] = context.body.load_operand(row, context.shape, operand);
+  };
   for (Tiles tile(count, context.body.max_tokens); tile.next();) {
-    std::byte* at = operands + tile.first * context.scratch.operand_row_bytes;
-    for (std::int64_t token = 0; token < tile.num_tokens; ++token) {
-      const std::int64_t i = tile.first + token;
-      if (i + 1 < count) {
-        prefetch_row(row_of(std::int64_t{routes[i + 1]}));
+    std::byte* at = operands + tile.first * row_bytes;
+    float* scales = context.operand_scales(at, tile.num_tokens);
+    if (tile.num_tokens == 1) {
+      load_row(tile.first, at, scales);
+      continue;
+    }
+    std::byte* rows = context.spare_rows(worker);
+    for (std::int64_t first = 0; first < tile.num_tokens; first += context.scratch.spare_rows) {
+      const std::int64_t num_rows = std::min(context.scratch.spare_rows, tile.num_tokens - first);
+      for (std::int64_t i = 0; i < num_rows; ++i) {
+        load_row(
+            tile.first + first + i,
+            rows + i * row_bytes,
+            scales == nullptr ? nullptr : scales + (first + i) * context.operand_scale_stride());
       }
-      OperandRow row = row_of(std::int64_t{routes[i]});
-      row.quantizer = context.quantizer;
-      row.scales = context.operand_scales(at, tile.num_tokens);
-      if (row.scales != nullptr) {
-        row.scales += token * context.operand_scale_stride();
-      }
-      loaded.rows[i] = context.body.load_operand(
-          row, context.shape, {at, token, tile.num_tokens, context.spare_row(worker)});
+      const std::int64_t pairs = device::panel16_num_steps(context.shape) * kPairsOfStep;
+      context.body.interleave({rows, row_bytes, num_rows, pairs, at, first, tile.num_tokens});
     }
   }
 }
@@ -326,17 +342,6 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
   }
 }
 
-// out = sums * global * factor (+ bias) of one panel and route; all 16 rows, since the padding of a
-// last panel has room and a constant count makes vectors of the loops.
-void scale_rows(const float* sums, float global, float factor, const float* bias, float* out) {
-  for (std::int64_t row = 0; row < kPanelRows; ++row) {
-    out[row] = sums[row] * global * factor;
-  }
-  for (std::int64_t row = 0; bias != nullptr && row < kPanelRows; ++row) {
-    out[row] += bias[row];
-  }
-}
-
 // Sums of the loaded routes for the panels of `block`, scaled by the global, bias added, into
 // route_sums [num_routes, block_stride].
 void down_panels(const StepContext& context,
@@ -360,11 +365,11 @@ void down_panels(const StepContext& context,
     float* block_sums = route_sums + (panel - block.begin) * kPanelRows;
     dot_tiles(context, loaded, bytes, 1, [&](std::int64_t first, std::int64_t tokens, float* sums) {
       for (std::int64_t t = 0; t < tokens; ++t) {
-        scale_rows(sums + t * kPanelRows,
-                   global,
-                   loaded.rows[first + t].factor,
-                   bias == nullptr ? nullptr : panel_bias,
-                   block_sums + loaded.routes[first + t] * block_stride);
+        context.body.scale({sums + t * kPanelRows,
+                            global,
+                            loaded.rows[first + t].factor,
+                            bias == nullptr ? nullptr : panel_bias,
+                            block_sums + loaded.routes[first + t] * block_stride});
       }
     });
   }
@@ -401,6 +406,7 @@ void down_block(const StepContext& context,
     }
   }
   combine_rows(call,
+               context.body,
                routes,
                {route_sums,
                 block_stride,
@@ -440,23 +446,31 @@ ScratchLayout scratch_layout(const Problem& problem,
   const std::int64_t hidden_panels = device::ceil_div(problem.hidden_size, kPanelRows);
   ScratchLayout layout;
   layout.num_workers = std::max<std::int64_t>(1, device.num_threads);
-  layout.operand_row_bytes = operand_row_bytes(
-      std::max(problem.hidden_size, problem.intermediate_size), problem.recipe, device.isa);
+  layout.operand_row_bytes =
+      operand_row_bytes(std::max(problem.hidden_size, problem.intermediate_size), problem.recipe);
   const std::int64_t operand_budget =
       std::min(device.l2_per_core_bytes > 0 ? device.l2_per_core_bytes / 2 : kOperandBytesUnknownL2,
                kOperandBytesOfAll / layout.num_workers);
+  const std::int64_t rows_that_fit = operand_budget / layout.operand_row_bytes;
+  // Where a single row fits there is nothing to interleave.
+  layout.spare_rows =
+      rows_that_fit < 2
+          ? 0
+          : std::min(
+                routes,
+                std::clamp(rows_that_fit / 4, std::int64_t{1}, body_for(device.isa).max_tokens));
   layout.operand_rows = std::min(
-      routes,
-      std::clamp(operand_budget / layout.operand_row_bytes - 1, std::int64_t{1}, kMostOperandRows));
+      routes, std::clamp(rows_that_fit - layout.spare_rows, std::int64_t{1}, kMostOperandRows));
   const std::int64_t panel_sums = routes * kPanelRows * 4;
   const std::int64_t sums_of_all = std::clamp(
       kBlockPanelsOfAll * panel_sums, kLeastRouteSumsBytesOfAll, kMostRouteSumsBytesOfAll);
   layout.route_sums_bytes =
       std::min(panel_sums * device::ceil_div(hidden_panels, layout.num_workers),
                std::max(panel_sums, std::min(kRouteSumsBytes, sums_of_all / layout.num_workers)));
-  layout.worker_bytes = device::round_up(
-      (layout.operand_rows + 1) * layout.operand_row_bytes + layout.route_sums_bytes,
-      2 * kLineBytes);
+  layout.worker_bytes =
+      device::round_up((layout.operand_rows + layout.spare_rows) * layout.operand_row_bytes +
+                           layout.route_sums_bytes,
+                       2 * kLineBytes);
   return layout;
 }
 

@@ -25,12 +25,12 @@ std::string tile_name(Isa isa) {
 // One function per (step, ISA): a step's body is a plain function pointer.
 template <Isa kIsa>
 void gate_up(const CpuCall& call, base::ThreadPool& pool) {
-  gate_up_step(call, pool, body_for(kIsa));
+  gate_up_step(call, pool, running_body(kIsa));
 }
 
 template <Isa kIsa>
 void down(const CpuCall& call, base::ThreadPool& pool) {
-  down_step(call, pool, body_for(kIsa));
+  down_step(call, pool, running_body(kIsa));
 }
 
 struct IsaKernels {
