@@ -16,12 +16,11 @@
 namespace moekit::panels {
 namespace {
 
-void dot_in_cache(benchmark::State& state, Isa isa, device::Panel16Element element) {
-  if (static_cast<int>(isa) > static_cast<int>(base::detect_cpu().isa)) {
+void dot_in_cache(benchmark::State& state, const Body& body, device::Panel16Element element) {
+  if (static_cast<int>(body.isa) > static_cast<int>(base::detect_cpu().isa)) {
     state.SkipWithError("this processor or system lacks the instruction set");
     return;
   }
-  const Body& body = body_for(isa);
   const std::int64_t tokens = state.range(0);
   const std::int64_t cols = element == device::Panel16Element::kBf16 ? 256 : 1024;
   const device::Panel16Shape shape{element, kPanelRows, cols, 1, 0};
@@ -90,13 +89,31 @@ void layer(benchmark::State& state, const Shape& shape, Recipe recipe, Isa isa) 
 
 void register_dots() {
   using Element = device::Panel16Element;
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
-    for (const auto& [element, name] : {std::pair{Element::kNvfp4, "nvfp4"},
-                                        std::pair{Element::kMxfp4, "mxfp4"},
-                                        std::pair{Element::kBf16, "bf16"}}) {
-      const std::string label = "dot/" + std::string(isa_name(isa)) + "/" + name;
-      auto* bench = benchmark::RegisterBenchmark(label.c_str(), dot_in_cache, isa, element);
-      for (std::int64_t tokens = 1; tokens <= body_for(isa).max_tokens; tokens *= 2) {
+
+  struct NamedBody {
+    const char* name;
+    const Body& body;
+  };
+
+  for (const auto& [name, body] : {
+         NamedBody{"portable", body_for(Isa::kPortable)},
+#if defined(__x86_64__)
+             NamedBody{"avx512_fma", kAvx512FmaBody},
+#endif
+             NamedBody{"avx2", body_for(Isa::kAvx2)}, NamedBody {
+           "avx512", body_for(Isa::kAvx512)
+         }
+       }) {
+    for (const auto& [element, format] : {std::pair{Element::kNvfp4, "nvfp4"},
+                                          std::pair{Element::kMxfp4, "mxfp4"},
+                                          std::pair{Element::kBf16, "bf16"}}) {
+      const std::string label = "dot/" + std::string(name) + "/" + format;
+      const Body* const chosen = &body;
+      auto* bench = benchmark::RegisterBenchmark(
+          label.c_str(), [chosen, element = element](benchmark::State& state) {
+            dot_in_cache(state, *chosen, element);
+          });
+      for (std::int64_t tokens = 1; tokens <= body.max_tokens; tokens *= 2) {
         bench->Arg(tokens);
       }
     }
