@@ -197,7 +197,9 @@ class Rotation {
     for (int i = 0; i < std::min(num_calls, kBlock); ++i) {
       result_.probe_gbps.push_back(layer_.probe.gbps(next_probe_bytes()));
     }
-    result_.probe_gflops.push_back(layer_.probe.gflops(plan_->device.isa));
+    const Isa isa = plan_->device.isa;
+    result_.probe_gflops.push_back(layer_.probe.gflops({isa, PeakKind::kDot}));
+    result_.probe_fma_gflops.push_back(layer_.probe.gflops({isa, PeakKind::kMultiplyAdd}));
     return {};
   }
 

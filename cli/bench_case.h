@@ -30,10 +30,11 @@ struct BenchResult {
   std::vector<std::string> turns{};  // instruction sets that took turns in this run
   std::int64_t flops = 0;
   VerifyReport check{};
-  std::vector<double> time_us{};       // one per call
-  std::vector<double> active_bytes{};  // weight bytes of the experts that call used
-  std::vector<double> probe_gbps{};    // linear reads of as many bytes, interleaved
-  std::vector<double> probe_gflops{};  // dot products in registers, interleaved
+  std::vector<double> time_us{};           // one per call
+  std::vector<double> active_bytes{};      // weight bytes of the experts that call used
+  std::vector<double> probe_gbps{};        // linear reads of as many bytes, interleaved
+  std::vector<double> probe_gflops{};      // dot products in registers, interleaved
+  std::vector<double> probe_fma_gflops{};  // f32 multiply-adds in registers
 };
 
 /// Median of active_bytes / time, in GB/s.

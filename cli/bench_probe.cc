@@ -59,9 +59,9 @@ struct BenchProbe::State {
     if (index == 0) {
       start = std::chrono::steady_clock::now();
     }
-    if (isa.has_value()) {
+    if (peak.has_value()) {
       for (int i = 0; i < kDotRounds; ++i) {
-        dot_peak_round(*isa);
+        run_peak_round(*peak);
       }
     } else {
       const std::size_t part = bytes.size() / static_cast<std::size_t>(num_threads);
@@ -72,7 +72,7 @@ struct BenchProbe::State {
     gate.arrive_and_wait();
   }
 
-  /// All threads at the task that `bytes` and `isa` describe; seconds.
+  /// All threads at the task that `bytes` and `peak` describe; seconds.
   double run() {
     generation.fetch_add(1);
     generation.notify_all();
@@ -97,7 +97,7 @@ struct BenchProbe::State {
   std::atomic<bool> stopping{false};
   std::atomic<std::uint64_t> sink{0};
   std::span<const std::byte> bytes{};
-  std::optional<Isa> isa{};  // set: multiply instead of reading
+  std::optional<PeakRound> peak{};  // set: multiply instead of reading
   std::chrono::steady_clock::time_point start{};
   std::vector<std::jthread> workers{};  // last: joined before the rest is destroyed
 };
@@ -116,13 +116,13 @@ Result<BenchProbe> BenchProbe::create(int num_threads) {
 
 double BenchProbe::gbps(std::span<const std::byte> bytes) {
   state_->bytes = bytes;
-  state_->isa.reset();
+  state_->peak.reset();
   return static_cast<double>(bytes.size()) / state_->run() / 1e9;
 }
 
-double BenchProbe::gflops(Isa isa) {
-  state_->isa = isa;
-  const double flops = static_cast<double>(dot_peak_round_flops(isa)) * kDotRounds;
+double BenchProbe::gflops(PeakRound round) {
+  state_->peak = round;
+  const double flops = static_cast<double>(peak_round_flops(round)) * kDotRounds;
   return flops * state_->num_threads / state_->run() / 1e9;
 }
 

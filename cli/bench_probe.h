@@ -12,6 +12,8 @@
 #include "moekit/device.h"
 #include "moekit/status.h"
 
+#include "cli/dot_peak.h"
+
 namespace moekit::cli {
 
 class BenchProbe {
@@ -23,8 +25,8 @@ class BenchProbe {
   [[nodiscard]] double gbps(std::span<const std::byte> bytes);
 
   /// GFLOP/s of all threads together, each of which multiplies and adds in registers for some
-  /// milliseconds (dot_peak.h). The processor must have `isa`.
-  [[nodiscard]] double gflops(Isa isa);
+  /// milliseconds (dot_peak.h). The processor must have the ISA.
+  [[nodiscard]] double gflops(PeakRound round);
 
  private:
   struct State;

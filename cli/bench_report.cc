@@ -129,6 +129,7 @@ std::string bench_json(const BenchResult& result,
                     {"gflops", gflops(result)},
                     {"probe_gflops", spread_json(spread_of(result.probe_gflops))},
                     {"fraction_of_dot_peak", bound_fractions(result).dots},
+                    {"probe_fma_gflops", spread_json(spread_of(result.probe_fma_gflops))},
                     {"relative_l2", result.check.end_to_end_relative_l2},
                     {"check", report_json(result.check, result.num_tokens)},
                     {"samples_us", result.time_us}});

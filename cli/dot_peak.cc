@@ -34,6 +34,23 @@ void dot_bf16_round() {
   }
 }
 
+void wide_fma_round() {
+  __asm__ volatile(
+      "vpbroadcastd %0, %%zmm16\n\t"
+      "vpbroadcastd %1, %%zmm17\n\t"
+      ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"
+      "vpxord %%zmm\\sum, %%zmm\\sum, %%zmm\\sum\n\t"
+      ".endr" ::"r"(kFirstPair),
+      "r"(kSecondPair));
+  for (int i = 0; i < kRepeats; ++i) {
+    __asm__ volatile(
+        ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"
+        "vfmadd231ps %%zmm17, %%zmm16, %%zmm\\sum\n\t"
+        ".endr" ::
+            :);
+  }
+}
+
 void fma_round() {
   long repeats = kRepeats;
   __asm__ volatile(
@@ -90,35 +107,35 @@ void portable_round() {
 
 }  // namespace
 
-std::int64_t dot_peak_round_flops(Isa isa) {
+std::int64_t peak_round_flops(PeakRound round) {
   constexpr std::int64_t kInstructions = std::int64_t{kRepeats} * kChains;
 #if defined(__x86_64__)
-  switch (isa) {
+  switch (round.isa) {
     case Isa::kAvx512:
-      return kInstructions * 64;
+      return kInstructions * (round.kind == PeakKind::kDot ? 64 : 32);
     case Isa::kAvx2:
       return kInstructions * 16;
     case Isa::kPortable:
       break;
   }
 #else
-  static_cast<void>(isa);
+  static_cast<void>(round);
 #endif
   return kInstructions * 8;
 }
 
-void dot_peak_round(Isa isa) {
+void run_peak_round(PeakRound round) {
 #if defined(__x86_64__)
-  switch (isa) {
+  switch (round.isa) {
     case Isa::kAvx512:
-      return dot_bf16_round();
+      return round.kind == PeakKind::kDot ? dot_bf16_round() : wide_fma_round();
     case Isa::kAvx2:
       return fma_round();
     case Isa::kPortable:
       break;
   }
 #else
-  static_cast<void>(isa);
+  static_cast<void>(round);
 #endif
   portable_round();
 }

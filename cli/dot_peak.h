@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The multiply-adds that one core can start: the instruction that the body of an instruction set
-// multiplies with, in independent chains, without a memory operand. The other yardstick beside
-// every timing.
+// The multiply-adds that one core can start: an instruction that the bodies of an instruction set
+// multiply with, in independent chains, without a memory operand. The other yardstick beside every
+// timing.
 
 #include <cstdint>
 
@@ -11,10 +11,20 @@
 
 namespace moekit::cli {
 
-/// What dot_peak_round() computes; a multiply-add counts two.
-[[nodiscard]] std::int64_t dot_peak_round_flops(Isa isa);
+enum class PeakKind : std::uint8_t {
+  kDot,          // the widest: vdpbf16ps with AVX-512
+  kMultiplyAdd,  // f32, of as wide vectors; the same as kDot where no dot product is
+};
 
-/// One round of that many. The processor must have `isa`.
-void dot_peak_round(Isa isa);
+struct PeakRound {
+  Isa isa = Isa::kPortable;
+  PeakKind kind = PeakKind::kDot;
+};
+
+/// What run_peak_round() computes; a multiply-add counts two.
+[[nodiscard]] std::int64_t peak_round_flops(PeakRound round);
+
+/// One round of that many. The processor must have its ISA.
+void run_peak_round(PeakRound round);
 
 }  // namespace moekit::cli

@@ -534,14 +534,32 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
   }
   ASSERT_EQ(rows.size(), 2U);
   for (const Json& row : rows) {
-    expect_fields(row, {"subject",     "case",         "tokens",
-                        "recipe",      "device",       "threads",
-                        "version",     "commit",       "dirty",
-                        "command",     "plan",         "weight_copies",
-                        "turns",       "time_us",      "active_weight_bytes",
-                        "gbps",        "probe_gbps",   "fraction_of_probe",
-                        "gflops",      "probe_gflops", "fraction_of_dot_peak",
-                        "relative_l2", "check",        "samples_us"});
+    expect_fields(row,
+                  {"subject",
+                   "case",
+                   "tokens",
+                   "recipe",
+                   "device",
+                   "threads",
+                   "version",
+                   "commit",
+                   "dirty",
+                   "command",
+                   "plan",
+                   "weight_copies",
+                   "turns",
+                   "time_us",
+                   "active_weight_bytes",
+                   "gbps",
+                   "probe_gbps",
+                   "fraction_of_probe",
+                   "gflops",
+                   "probe_gflops",
+                   "fraction_of_dot_peak",
+                   "probe_fma_gflops",
+                   "relative_l2",
+                   "check",
+                   "samples_us"});
     expect_fields(row.at("time_us"), {"median", "p10", "p90"});
     EXPECT_GE(row.at("samples_us").size(), 10U);
     EXPECT_GT(row.at("time_us").at("median").get<double>(), 0.0);
