@@ -30,6 +30,7 @@
 //                                 part, at its rows
 
 #include <cstring>
+#include <utility>
 
 #include "device/numerics/bf16.h"
 #include "device/numerics/quantize.h"
@@ -364,28 +365,27 @@ void dot_panels(const DotCall& call) {
   }
 }
 
-template <typename Simd, Panel16Element kElement, int kTokens = Simd::kMaxTokens>
-void dot_tokens(const DotCall& call) {
-  if (call.num_tokens == kTokens) {
-    dot_panels<Simd, kElement, kTokens>(call);
-  } else if constexpr (kTokens > 1) {
-    dot_tokens<Simd, kElement, kTokens - 1>(call);
-  }
+template <typename Simd, Panel16Element kElement, int... kTokens>
+void dot_tokens(const DotCall& call, std::integer_sequence<int, kTokens...> /*tokens less one*/) {
+  using Function = void (*)(const DotCall&);
+  static constexpr Function kByTokens[] = {dot_panels<Simd, kElement, kTokens + 1>...};
+  kByTokens[call.num_tokens - 1](call);
 }
 
 template <typename Simd>
 void dot(const DotCall& call) {
+  constexpr auto kTokens = std::make_integer_sequence<int, Simd::kMaxTokens>();
   switch (call.shape->element) {
     case Panel16Element::kBf16:
-      return dot_tokens<Simd, Panel16Element::kBf16>(call);
+      return dot_tokens<Simd, Panel16Element::kBf16>(call, kTokens);
     case Panel16Element::kNvfp4:
-      return dot_tokens<Simd, Panel16Element::kNvfp4>(call);
+      return dot_tokens<Simd, Panel16Element::kNvfp4>(call, kTokens);
     case Panel16Element::kMxfp4:
-      return dot_tokens<Simd, Panel16Element::kMxfp4>(call);
+      return dot_tokens<Simd, Panel16Element::kMxfp4>(call, kTokens);
     case Panel16Element::kInt4:
-      return dot_tokens<Simd, Panel16Element::kInt4>(call);
+      return dot_tokens<Simd, Panel16Element::kInt4>(call, kTokens);
     case Panel16Element::kE4m3:
-      return dot_tokens<Simd, Panel16Element::kE4m3>(call);
+      return dot_tokens<Simd, Panel16Element::kE4m3>(call, kTokens);
   }
 }
 
