@@ -97,13 +97,16 @@ struct InterleaveCall {
   std::int64_t num_tokens = 1;
 };
 
-/// out[row] = sums[row] * global * factor [+ bias[row]], all 16 rows.
+/// out[routes[t]][row] = sums[t][row] * global * rows[t].factor [+ bias[row]] of one panel.
 struct ScaleCall {
-  const float* sums = nullptr;  // [16]
+  const float* sums = nullptr;  // [num_tokens, 16]
+  std::int64_t num_tokens = 1;
   float global = 1.0F;
-  float factor = 1.0F;
-  const float* bias = nullptr;  // [16] or null
-  float* out = nullptr;         // [16]
+  const LoadedRow* rows = nullptr;       // [num_tokens]
+  const float* bias = nullptr;           // [16] or null
+  const std::int32_t* routes = nullptr;  // [num_tokens]
+  float* out = nullptr;                  // 16 of each route, out_stride apart
+  std::int64_t out_stride = 0;
 };
 
 /// out[row] = Σ weights[i] * routes[i][row], i ascending from zero, each product rounded.

@@ -568,13 +568,14 @@ void interleave(const InterleaveCall& call) {
 
   // So many that what is written stays in L1 until every row has passed over it.
   constexpr i64 kChunkPairs = 64;
-  auto* tile = reinterpret_cast<Pair*>(call.tile) + call.first_token;
-  for (i64 begin = 0; begin < call.num_pairs; begin += kChunkPairs) {
-    const i64 end = begin + kChunkPairs < call.num_pairs ? begin + kChunkPairs : call.num_pairs;
-    for (i64 i = 0; i < call.num_rows; ++i) {
-      const auto* row = reinterpret_cast<const Pair*>(call.rows + i * call.row_stride_bytes);
+  const InterleaveCall c = call;  // a copy: stores to the tile cannot change it
+  auto* tile = reinterpret_cast<Pair*>(c.tile) + c.first_token;
+  for (i64 begin = 0; begin < c.num_pairs; begin += kChunkPairs) {
+    const i64 end = begin + kChunkPairs < c.num_pairs ? begin + kChunkPairs : c.num_pairs;
+    for (i64 i = 0; i < c.num_rows; ++i) {
+      const auto* row = reinterpret_cast<const Pair*>(c.rows + i * c.row_stride_bytes);
       for (i64 pair = begin; pair < end; ++pair) {
-        std::memcpy(tile + pair * call.num_tokens + i, row + pair, sizeof(Pair));
+        std::memcpy(tile + pair * c.num_tokens + i, row + pair, sizeof(Pair));
       }
     }
   }
@@ -582,11 +583,16 @@ void interleave(const InterleaveCall& call) {
 
 // Constant counts of 16 rows: the loops become vectors.
 inline void scale(const ScaleCall& call) {
-  for (i64 row = 0; row < kPanelRows; ++row) {
-    call.out[row] = call.sums[row] * call.global * call.factor;
-  }
-  for (i64 row = 0; call.bias != nullptr && row < kPanelRows; ++row) {
-    call.out[row] += call.bias[row];
+  for (i64 t = 0; t < call.num_tokens; ++t) {
+    const float factor = call.rows[t].factor;
+    float values[kPanelRows];
+    for (i64 row = 0; row < kPanelRows; ++row) {
+      values[row] = call.sums[t * kPanelRows + row] * call.global * factor;
+    }
+    for (i64 row = 0; call.bias != nullptr && row < kPanelRows; ++row) {
+      values[row] += call.bias[row];
+    }
+    std::memcpy(call.out + call.routes[t] * call.out_stride, values, sizeof(values));
   }
 }
 

@@ -20,6 +20,8 @@ using plan::SliceId;
 
 constexpr std::int64_t kLineBytes = 64;
 constexpr std::int64_t kPairsOfStep = device::kPanel16StepCols / 2;
+// Panels of one dot call: gate and up, or two neighbours of down.
+constexpr std::int64_t kPanelsOfDot = 2;
 constexpr std::int64_t kKib = 1024;
 
 // Operands of one expert's tokens stay in half an L2, the other half is for panels passing by; on
@@ -244,7 +246,7 @@ void dot_tiles(const StepContext& context,
                const std::byte* panels,
                std::int64_t num_panels,
                Sink sink) {
-  alignas(kLineBytes) float sums[2 * kMaxTileTokens * kPanelRows];
+  alignas(kLineBytes) float sums[kPanelsOfDot * kMaxTileTokens * kPanelRows];
   for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
     const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
     context.body.dot({panels,
@@ -354,24 +356,32 @@ void down_panels(const StepContext& context,
   const float global = weights.globals(expert)[2];
   const float* bias = weights.down_bias(expert);
   const std::int64_t hidden = context.call.plan->problem.hidden_size;
-  for (std::int64_t panel = block.begin; panel < block.end; ++panel) {
+  for (std::int64_t panel = block.begin; panel < block.end; panel += kPanelsOfDot) {
+    const std::int64_t num_panels = std::min(kPanelsOfDot, block.end - panel);
     const std::int64_t first_row = panel * kPanelRows;
-    float panel_bias[kPanelRows] = {};
+    float biases[kPanelsOfDot * kPanelRows] = {};
     if (bias != nullptr) {
-      std::copy_n(bias + first_row, std::min(kPanelRows, hidden - first_row), panel_bias);
+      std::copy_n(bias + first_row, std::min(num_panels * kPanelRows, hidden - first_row), biases);
     }
+    ScaleCall scale{.global = global, .out_stride = block_stride};
     const std::byte* bytes =
         weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
     float* block_sums = route_sums + (panel - block.begin) * kPanelRows;
-    dot_tiles(context, loaded, bytes, 1, [&](std::int64_t first, std::int64_t tokens, float* sums) {
-      for (std::int64_t t = 0; t < tokens; ++t) {
-        context.body.scale({sums + t * kPanelRows,
-                            global,
-                            loaded.rows[first + t].factor,
-                            bias == nullptr ? nullptr : panel_bias,
-                            block_sums + loaded.routes[first + t] * block_stride});
-      }
-    });
+    dot_tiles(context,
+              loaded,
+              bytes,
+              num_panels,
+              [&](std::int64_t first, std::int64_t tokens, const float* sums) {
+                scale.num_tokens = tokens;
+                scale.rows = loaded.rows + first;
+                scale.routes = loaded.routes + first;
+                for (std::int64_t i = 0; i < num_panels; ++i) {
+                  scale.sums = sums + i * tokens * kPanelRows;
+                  scale.bias = bias == nullptr ? nullptr : biases + i * kPanelRows;
+                  scale.out = block_sums + i * kPanelRows;
+                  context.body.scale(scale);
+                }
+              });
   }
 }
 
