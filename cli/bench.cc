@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <set>
@@ -33,7 +34,8 @@ namespace {
 constexpr int kBlock = 5;
 constexpr int kMinCalls = 10;
 constexpr int kMaxCalls = 5000;
-constexpr std::size_t kNumInputs = 8;  // distinct routings; rotated with the weight copies
+constexpr std::size_t kMinInputs = 8;  // distinct routings, rotated with the weight copies
+constexpr std::size_t kMaxInputs = 512;
 
 /// Weights of one layer, packed several times over, and everything that outlives a case.
 struct BenchLayer {
@@ -65,13 +67,23 @@ std::int64_t last_level_cache_bytes() {
   return file >> kib ? kib * 1024 : kFallback;
 }
 
-/// So many that one round through all of them evicts every line: four times the last-level cache.
+/// Weight bytes between two uses of one byte, so that every call finds its weights in memory.
+std::int64_t cold_bytes() {
+  return std::max<std::int64_t>(256LL << 20U, 4 * last_level_cache_bytes());
+}
+
 /// Layers of a few kilobytes stay in the cache; their rows say how many copies there were.
 std::int64_t copies_wanted(std::int64_t packed_bytes) {
   constexpr std::int64_t kMaxCopies = 512;
-  const std::int64_t total = std::max<std::int64_t>(256LL << 20U, 4 * last_level_cache_bytes());
   const std::int64_t one = std::max<std::int64_t>(1, packed_bytes);
-  return std::clamp<std::int64_t>((total + one - 1) / one, 1, kMaxCopies);
+  return std::clamp<std::int64_t>((cold_bytes() + one - 1) / one, 1, kMaxCopies);
+}
+
+/// Copies alone are not enough: at M = 1 eight routings read a fraction of them, again and again.
+std::size_t inputs_wanted(double active_bytes) {
+  const double wanted = std::ceil(static_cast<double>(cold_bytes()) / std::max(active_bytes, 1.0));
+  return static_cast<std::size_t>(
+      std::clamp(wanted, static_cast<double>(kMinInputs), static_cast<double>(kMaxInputs)));
 }
 
 Result<Plan> plan_for(const Subject& subject,
@@ -257,6 +269,7 @@ Result<Rotation> checked_rotation(const BenchOptions& options,
   MOEKIT_ASSIGN_OR_RETURN(AlignedBuffer workspace, AlignedBuffer::allocate(plan.workspace_bytes()));
   Rotation rotation(layer, plan, std::move(workspace));
   rotation.result() = describe(options, layer, plan);
+  rotation.result().num_routings = static_cast<std::int64_t>(inputs.size());
   const std::size_t num_bindings = std::max(inputs.size(), layer.copies.size());
   for (std::size_t i = 0; i < num_bindings; ++i) {
     MOEKIT_RETURN_IF_ERROR(rotation.add(inputs[i % inputs.size()]));
@@ -288,7 +301,7 @@ Result<TokenCase> set_up(const BenchOptions& options, BenchLayer& layer, std::in
   for (const DeviceDescriptor& device : layer.devices) {
     MOEKIT_ASSIGN_OR_RETURN(const Plan plan, plan_for(layer.subject, device, num_tokens));
     RandomBits random(options.seed + 1);
-    while (inputs.size() < kNumInputs) {
+    while (inputs.empty() || inputs.size() < inputs_wanted(inputs.front().active_bytes)) {
       MOEKIT_ASSIGN_OR_RETURN(BenchInput input, make_input(plan.problem(), num_tokens, random));
       inputs.push_back(std::move(input));
     }

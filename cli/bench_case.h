@@ -26,6 +26,7 @@ struct BenchResult {
   std::int64_t num_tokens = 0;
   int num_threads = 0;
   std::int64_t num_weight_copies = 0;
+  std::int64_t num_routings = 0;  // distinct ones, taken in turn
   Isa isa = Isa::kPortable;
   std::vector<std::string> turns{};  // instruction sets that took turns in this run
   std::int64_t flops = 0;

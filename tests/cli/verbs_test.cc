@@ -571,6 +571,8 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
     EXPECT_GT(row.at("relative_l2").get<double>(), 0.0);  // a bf16 output rounds something
     EXPECT_LE(row.at("relative_l2").get<double>(), 5e-3);
     EXPECT_EQ(row.at("threads"), 2);
+    // A few kilobytes a call: as many routings as there may be, not the eight that stay in a cache.
+    EXPECT_EQ(row.at("routings"), 512);
     EXPECT_NE(row.at("command").get<std::string>().find("--seconds 0.05"), std::string::npos);
   }
   // Two distinct experts of 3 * 128 * 64 codes at half a byte and a scale byte per 16.
