@@ -560,6 +560,22 @@ LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::by
   return loaded;
 }
 
+// Pairs [begin, end) of kRows rows, of which `first` is the first.
+template <typename Pair, int kRows>
+void interleave_rows(const InterleaveCall& call, i64 first, i64 begin, i64 end) {
+  const Pair* rows[kRows];
+  for (int i = 0; i < kRows; ++i) {
+    rows[i] = reinterpret_cast<const Pair*>(call.rows + (first + i) * call.row_stride_bytes);
+  }
+  const i64 num_tokens = call.num_tokens;
+  auto* out = reinterpret_cast<Pair*>(call.tile) + begin * num_tokens + call.first_token + first;
+  for (i64 pair = begin; pair < end; ++pair, out += num_tokens) {
+    for (int i = 0; i < kRows; ++i) {
+      std::memcpy(out + i, rows[i] + pair, sizeof(Pair));
+    }
+  }
+}
+
 template <typename Operand>
 void interleave(const InterleaveCall& call) {
   struct Pair {
@@ -568,15 +584,14 @@ void interleave(const InterleaveCall& call) {
 
   // So many that what is written stays in L1 until every row has passed over it.
   constexpr i64 kChunkPairs = 64;
-  const InterleaveCall c = call;  // a copy: stores to the tile cannot change it
-  auto* tile = reinterpret_cast<Pair*>(c.tile) + c.first_token;
-  for (i64 begin = 0; begin < c.num_pairs; begin += kChunkPairs) {
-    const i64 end = begin + kChunkPairs < c.num_pairs ? begin + kChunkPairs : c.num_pairs;
-    for (i64 i = 0; i < c.num_rows; ++i) {
-      const auto* row = reinterpret_cast<const Pair*>(c.rows + i * c.row_stride_bytes);
-      for (i64 pair = begin; pair < end; ++pair) {
-        std::memcpy(tile + pair * c.num_tokens + i, row + pair, sizeof(Pair));
-      }
+  for (i64 begin = 0; begin < call.num_pairs; begin += kChunkPairs) {
+    const i64 end = begin + kChunkPairs < call.num_pairs ? begin + kChunkPairs : call.num_pairs;
+    i64 row = 0;
+    for (; row + 4 <= call.num_rows; row += 4) {
+      interleave_rows<Pair, 4>(call, row, begin, end);
+    }
+    for (; row < call.num_rows; ++row) {
+      interleave_rows<Pair, 1>(call, row, begin, end);
     }
   }
 }

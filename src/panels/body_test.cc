@@ -51,8 +51,8 @@ class DotCase {
     }
     std::vector<std::byte> operands(rows.size());
     const int64_t pairs = row_bytes / (2 * body.operand_bytes);
-    for (int64_t t = 0; t < count; t += 3) {  // in batches, as where room is short
-      const int64_t num_rows = std::min(int64_t{3}, count - t);
+    for (int64_t t = 0; t < count; t += 5) {  // in batches, as where room is short
+      const int64_t num_rows = std::min(int64_t{5}, count - t);
       body.interleave(
           {rows.data() + t * row_bytes, row_bytes, num_rows, pairs, operands.data(), t, count});
     }
