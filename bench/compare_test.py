@@ -139,8 +139,8 @@ class Compare(unittest.TestCase):
         self.assertEqual([row["row"]["tokens"] for row in rows], [1, 4])
         for row in rows:
             self.assertTrue(row["row"]["check"]["passed"])
-            # The two uncounted first calls and every turn's are our samples.
-            self.assertEqual(len(row["row"]["samples_us"]), 2 + row["rounds"] * row["calls"])
+            # The three uncounted first calls and every turn's are our samples.
+            self.assertEqual(len(row["row"]["samples_us"]), 3 + row["rounds"] * row["calls"])
             self.assertGreater(row["row"]["probe_gbps"]["median"], 0.0)
 
 
