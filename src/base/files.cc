@@ -234,6 +234,25 @@ bool is_regular_file(const std::string& path) {
   return std::filesystem::is_regular_file(path, ignored);
 }
 
+Result<bool> has_file(const std::string& path) {
+  MOEKIT_RETURN_IF_ERROR(check_path(path));
+
+  struct stat info {};
+
+  if (::lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT || errno == ENOTDIR ? Result<bool>(false)
+                                               : system_error("open", path, errno);
+  }
+  const bool is_link = S_ISLNK(info.st_mode);
+  if (is_link && ::stat(path.c_str(), &info) != 0) {
+    return system_error("follow the link", path, errno);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return io_error(cat(path, " is not a regular file"));
+  }
+  return true;
+}
+
 Result<std::vector<std::string>> list_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::directory_iterator entries(path, error);

@@ -74,6 +74,11 @@ class PendingFile {
 [[nodiscard]] bool is_folder(const std::string& path);
 [[nodiscard]] bool is_regular_file(const std::string& path);
 
+/// True for a regular file, through links; false where nothing is.
+///
+/// Errors  kIo  something else stands there: a folder, a pipe, a link that leads nowhere
+[[nodiscard]] Result<bool> has_file(const std::string& path);
+
 /// Names of the entries of a folder, sorted.
 [[nodiscard]] Result<std::vector<std::string>> list_folder(const std::string& path);
 

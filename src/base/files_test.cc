@@ -162,6 +162,29 @@ TEST_F(FilesTest, a_link_stays_and_its_file_is_replaced) {
   EXPECT_EQ(count_entries(), 4U);  // real, link, dangling, loop
 }
 
+TEST_F(FilesTest, what_is_there_and_no_file_is_not_taken_for_absent) {
+  const std::string place = folder_ + "/place";
+  EXPECT_FALSE(*has_file(place));
+  EXPECT_FALSE(*has_file(place + "/inside"));
+  std::filesystem::create_symlink("nowhere", place);
+  EXPECT_EQ(has_file(place).status().code(), StatusCode::kIo);
+  EXPECT_NE(has_file(place).status().message().find("cannot follow the link " + place),
+            std::string_view::npos);
+  std::filesystem::remove(place);
+  std::filesystem::create_symlink("place", place);
+  EXPECT_EQ(has_file(place).status().code(), StatusCode::kIo);
+  std::filesystem::remove(place);
+  std::filesystem::create_directory(place);
+  EXPECT_NE(has_file(place).status().message().find("is not a regular file"),
+            std::string_view::npos);
+  std::filesystem::remove(place);
+  std::ofstream(place) << "x";
+  EXPECT_TRUE(*has_file(place));
+  EXPECT_FALSE(*has_file(place + "/inside"));
+  std::filesystem::create_symlink("place", folder_ + "/link");
+  EXPECT_TRUE(*has_file(folder_ + "/link"));
+}
+
 TEST_F(FilesTest, only_regular_files_are_mapped) {
   EXPECT_EQ(MappedFile::open(folder_ + "/none").status().code(), StatusCode::kIo);
   EXPECT_EQ(MappedFile::open(folder_).status().code(), StatusCode::kIo);

@@ -23,7 +23,8 @@ constexpr std::string_view kExtension = ".safetensors";
 constexpr std::string_view kGgufExtension = ".gguf";
 
 Result<std::optional<std::string>> read_if_present(const std::string& path, std::int64_t limit) {
-  if (!base::is_regular_file(path)) {
+  MOEKIT_ASSIGN_OR_RETURN(const bool present, base::has_file(path));
+  if (!present) {
     return std::optional<std::string>();
   }
   MOEKIT_ASSIGN_OR_RETURN(std::string text, base::read_text_file(path, limit));

@@ -204,6 +204,20 @@ TEST_F(Folder, a_file_reads_the_configuration_beside_it_only_when_it_holds_exper
   EXPECT_EQ(layer->problem.activation.kind, ActivationKind::kGeluTanh);
 }
 
+TEST_F(Folder, a_configuration_that_is_no_file_is_not_taken_for_absent) {
+  write("model.safetensors", a_);
+  for (const char* name : {"config.json", "hf_quant_config.json", "model.safetensors.index.json"}) {
+    const std::string path = folder_ + "/" + name;
+    std::filesystem::create_symlink("blob that is gone", path);
+    expect_refused(StatusCode::kIo, {"cannot follow the link", name});
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+    expect_refused(StatusCode::kIo, {name, "is not a regular file"});
+    std::filesystem::remove(path);
+  }
+  EXPECT_TRUE(Checkpoint::open(folder_).has_value());
+}
+
 TEST_F(Folder, paths_that_are_not_there) {
   EXPECT_EQ(Checkpoint::open(path("none")).status().code(), StatusCode::kIo);
   EXPECT_EQ(Checkpoint::open("").status().code(), StatusCode::kIo);

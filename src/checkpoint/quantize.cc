@@ -340,14 +340,16 @@ class Quantizer {
     if (base::is_folder(state_->summary.path)) {
       MOEKIT_ASSIGN_OR_RETURN(out_.copies, files_to_copy(out_.source_folder));
     }
-    out_.has_index =
-        state_->files.size() > 1 || base::is_regular_file(cat(out_.source_folder, "/", kIndexFile));
+    MOEKIT_ASSIGN_OR_RETURN(const bool has_index,
+                            base::has_file(cat(out_.source_folder, "/", kIndexFile)));
+    out_.has_index = state_->files.size() > 1 || has_index;
     if (std::string text = quantized_hf_config(*options_); !text.empty()) {
       out_.texts["hf_quant_config.json"] = std::move(text);
     }
     const std::string config_path = cat(out_.source_folder, "/config.json");
     std::string config;
-    if (base::is_regular_file(config_path)) {
+    MOEKIT_ASSIGN_OR_RETURN(const bool has_config, base::has_file(config_path));
+    if (has_config) {
       MOEKIT_ASSIGN_OR_RETURN(config, base::read_text_file(config_path, kMaxConfigBytes));
     }
     MOEKIT_ASSIGN_OR_RETURN(out_.texts["config.json"], quantized_config(config, *options_));

@@ -108,6 +108,11 @@ Result<std::vector<std::string>> files_to_copy(const std::string& source_folder)
   for (const std::string& name : names) {
     const std::string path = cat(source_folder, "/", name);
     std::error_code error;
+    if (!describes_weights(name) && fs::is_symlink(path, error) && !fs::exists(path, error)) {
+      return invalid_argument(cat(path,
+                                  " is a link that leads nowhere: what the quantised folder "
+                                  "would need is missing"));
+    }
     if (!describes_weights(name) && base::is_regular_file(path) &&
         fs::file_size(path, error) <= static_cast<std::uintmax_t>(kMaxCopiedBytes)) {
       copies.push_back(name);

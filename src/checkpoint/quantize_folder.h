@@ -35,6 +35,8 @@ struct FolderPlan {
                                   const QuantizeOptions& options);
 
 /// Tokenizer, generation defaults and whatever else lies beside the weights: small files.
+///
+/// Errors  kInvalidArgument  a link that leads nowhere, as a cache leaves that lost its files
 [[nodiscard]] Result<std::vector<std::string>> files_to_copy(const std::string& source_folder);
 
 /// Nothing in the folder that the call would overwrite with something else, and no weights or

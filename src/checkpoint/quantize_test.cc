@@ -333,6 +333,20 @@ TEST(QuantizeFolder, foreign_files_sources_and_formats_are_refused) {
   EXPECT_NE(quantised.message().find("modelopt_nvfp4"), std::string::npos);
 }
 
+TEST(QuantizeFolder, a_link_of_the_source_that_leads_nowhere_is_named) {
+  const Scratch scratch;
+  const std::string from = scratch.path("from");
+  fs::copy(kFolder + "qwen3_moe_bf16", from);
+  fs::create_symlink("blob that is gone", from + "/tokenizer.json");
+  const Result<Checkpoint> source = Checkpoint::open(from);
+  ASSERT_TRUE(source.has_value());
+  const Status status = quantize_checkpoint(*source, scratch.path("out"), {}).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << status.to_string();
+  EXPECT_NE(status.message().find("tokenizer.json is a link that leads nowhere"),
+            std::string_view::npos);
+  EXPECT_FALSE(fs::exists(scratch.path("out")));
+}
+
 TEST(QuantizeFolder, an_unwritable_place_is_an_io_error) {
   const Scratch scratch;
   std::ofstream(scratch.path("file")) << "x";
