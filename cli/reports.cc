@@ -152,7 +152,8 @@ std::string tokens_text(const VerifyReport& report) {
                       {report.tokens_inactive,
                        "without an active route, whose rows must be exactly 0 or shared"}}) +
          counts_line("unchecked",
-                     {{report.tokens_out_of_range, "whose sums may leave the range of f32"},
+                     {{report.tokens_out_of_range,
+                       "with weights that are not finite or sums that may leave the range of f32"},
                       {report.tokens_overwritten,
                        "of earlier chunks, whose quantised intermediate is overwritten"},
                       {report.tokens_not_sampled, "beyond the 64 that are sampled"}});

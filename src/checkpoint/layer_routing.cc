@@ -212,6 +212,11 @@ Status read_router(const Checkpoint::State& state,
   }
   const ScoringChoice choice =
       choose_scoring(config, facts, layer.router.correction_bias.data != nullptr);
+  if (const std::string missing = missing_router_part(state, prefix, layer, choice.scoring);
+      !missing.empty()) {
+    layer.inferred.push_back(cat("routing=none: ", missing));
+    return {};
+  }
   const SelectionChoice selection = choose_selection(config, layer);
   if (!selection.refusal.empty()) {
     layer.inferred.push_back(cat("routing=none: ", selection.refusal));
@@ -220,11 +225,6 @@ Status read_router(const Checkpoint::State& state,
   MOEKIT_ASSIGN_OR_RETURN(Routing routing, make_routing(config, facts, layer, selection.groups));
   if (!choice.scoring.has_value()) {
     layer.inferred.push_back(cat("routing=none: ", choice.origin, " is not served"));
-    return {};
-  }
-  if (const std::string missing = missing_router_part(state, prefix, layer, choice.scoring);
-      !missing.empty()) {
-    layer.inferred.push_back(cat("routing=none: ", missing));
     return {};
   }
   routing.scoring = *choice.scoring;

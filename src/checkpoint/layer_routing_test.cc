@@ -177,7 +177,7 @@ TEST(LayerRouting, a_router_without_a_tensor_of_its_model_routes_nothing) {
   expect_unrouted(Composed(tensors,
                            R"({"model_type":"deepseek_v4","scoring_func":"sqrtsoftplus",
                                "num_experts_per_tok":2,"num_hash_layers":0})"),
-                  "model_type deepseek_v4 has a correction bias, but the files hold none");
+                  "model_type deepseek_v4 needs its correction bias, but the files hold none");
 }
 
 TEST(LayerRouting, values_that_are_not_finite_are_named_by_tensor_and_index) {
@@ -247,7 +247,7 @@ TEST(LayerRouting, gemma4_scales_experts_and_wants_logits) {
   expect_refused(infinite, "router.per_expert_scale' is inf at [2]");
   tensors.pop_back();
   expect_unrouted(Composed(tensors, config),
-                  "gemma4 has a per_expert_scale, but the files hold none");
+                  "gemma4 needs its per_expert_scale, but the files hold none");
 }
 
 /// A GGUF layer of two bf16 experts, H 64, I 64, with `more` tensors of `num_bytes` zeros behind.

@@ -459,6 +459,10 @@ TEST(Layer, routing_from_model_type_and_fields) {
                      .has_value())
         << model << " selects by a bias that the files lack";
   }
+  // Where the configuration says whether there is one, it decides.
+  EXPECT_TRUE(routing(R"("model_type":"minimax_m2","use_routing_bias":false)").has_value());
+  EXPECT_FALSE(routing(R"("model_type":"step3p5","use_moe_router_bias":true)").has_value());
+  EXPECT_TRUE(routing(R"("model_type":"step3p5")").has_value());
   tensors.push_back({kModule + "e_score_correction_bias", "F32", {4}});
   EXPECT_EQ(routing(R"("model_type":"deepseek_v3","n_group":1,"topk_group":1)")->scale, 2.5F);
   EXPECT_EQ(routing(R"("model_type":"glm4_moe","routed_scaling_factor":3)")->scale, 3.0F);

@@ -57,6 +57,7 @@ void read_routing(ConfigFields& fields, ModelConfig& config) {
   config.routed_scaling = fields.number({"routed_scaling_factor", "moe_router_scaling_factor"});
   config.scoring = fields.text({"scoring_func", "moe_router_activation"});
   config.topk_method = fields.text({"topk_method"});
+  config.router_bias = fields.boolean({"use_routing_bias", "use_moe_router_bias"});
   config.num_hash_layers = fields.integer({"num_hash_layers"});
 }
 

@@ -54,6 +54,7 @@ struct ModelConfig {
   std::string swiglu_limits_origin{};
   MaybeFact<double> swiglu_alpha{};
   MaybeFact<std::string> expert_dtype{};      // DeepSeek-V4: fp4 or fp8
+  MaybeFact<bool> router_bias{};              // MiniMax, Step-3.5: whether a correction bias exists
   MaybeFact<std::int64_t> num_hash_layers{};  // DeepSeek-V4: the first so many select by token id
   MaybeFact<std::int64_t> weight_bits{};      // AWQ, GPTQ
   bool gptq_whole_zeros = false;              // checkpoint_format gptq_v2: zero points not less one

@@ -243,20 +243,25 @@ std::string missing_router_part(const Checkpoint::State& state,
                config.num_hash_layers->value,
                ", so that this layer selects by token id, but the files hold no table");
   }
+  if (config.router_bias.has_value() && config.router_bias->value &&
+      layer.router.correction_bias.data == nullptr) {
+    return cat(config.router_bias->origin, " is true, but the files hold no correction bias");
+  }
   const ModelFacts* facts = find_model_facts(config.model_type);
   for (const RequiredRouterPart& required : kRequiredRouterParts) {
     // GGUF names DeepSeek-V2 and V3 alike; only V3 scores by sigmoid and has the bias.
     if (facts == nullptr || facts->model_type != required.model_type || facts->scoring != scoring) {
       continue;
     }
-    const bool present = required.part == RouterPart::kBias ? layer.router.bias.data != nullptr
-                         : required.part == RouterPart::kCorrectionBias
-                             ? layer.router.correction_bias.data != nullptr
-                             : find_expert_scale(state, prefix, layer) != nullptr;
+    const bool corrects = required.part == RouterPart::kCorrectionBias;
+    const bool present =
+        required.part == RouterPart::kBias ? layer.router.bias.data != nullptr
+        : corrects ? layer.router.correction_bias.data != nullptr || config.router_bias.has_value()
+                   : find_expert_scale(state, prefix, layer) != nullptr;
     if (!present) {
       return cat("the router of model_type ",
                  required.model_type,
-                 " has a ",
+                 " needs its ",
                  required.name,
                  ", but the files hold none");
     }

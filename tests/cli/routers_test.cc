@@ -366,7 +366,7 @@ TEST(CliRouters, WithoutATensorOfItsRouterAModelSaysWhyItDoesNotRoute) {
   const CliResult refused =
       run_layer(folder, folder / "in.safetensors", folder / "out.safetensors");
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_NE(refused.err.find("how its router selects: the router of model_type gemma4 has a "
+  EXPECT_NE(refused.err.find("how its router selects: the router of model_type gemma4 needs its "
                              "per_expert_scale, but the files hold none; give topk_ids"),
             std::string::npos)
       << refused.err;
