@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -278,6 +279,71 @@ TEST(Bodies, ActivationsHaveTheSameBits) {
     }
   }
   EXPECT_GE(judged, int64_t{10000} * kPanelRows);
+}
+
+// Scaling, weighted sums and the rounding of outputs: separate products and sums on every body.
+TEST(Bodies, SumsOfRoutesHaveTheSameBits) {
+  constexpr std::size_t kRows = 5 * kPanelRows;
+  std::mt19937 random(13);
+  const auto values = [&random](std::size_t count) {
+    std::vector<float> out(count);
+    for (float& value : out) {
+      value = std::ldexp(static_cast<float>(random() % 20001U) / 10000.0F - 1.0F,
+                         static_cast<int>(random() % 40) - 20);
+    }
+    return out;
+  };
+  int64_t judged = 0;
+  for (int64_t num_routes = 0; num_routes <= 9; ++num_routes) {
+    const std::vector<float> sums = values(kRows * 9);
+    const std::vector<float> weights = values(9);
+    const std::vector<float> bias = values(kPanelRows);
+    std::vector<const float*> routes;
+    std::vector<LoadedRow> rows;
+    std::vector<std::int32_t> places;
+    for (int64_t i = 0; i < num_routes; ++i) {
+      routes.push_back(sums.data() + static_cast<std::size_t>(i) * kRows);
+      rows.push_back({true, i % 2 == 0 ? 1.0F : 0x1p32F});
+      places.push_back(static_cast<std::int32_t>(num_routes - 1 - i));
+    }
+    const auto run = [&](const Body& body) {
+      std::vector<float> out(kRows + 9 * kPanelRows);
+      body.weighted_sum({routes.data(), weights.data(), num_routes, kRows, out.data()});
+      body.scale({.sums = sums.data(),
+                  .num_tokens = num_routes,
+                  .global = 0.3F,
+                  .rows = rows.data(),
+                  .bias = num_routes % 2 == 0 ? bias.data() : nullptr,
+                  .routes = places.data(),
+                  .out = out.data() + kRows,
+                  .out_stride = kPanelRows});
+      out[0] = std::numeric_limits<float>::quiet_NaN();
+      out[1] = std::numeric_limits<float>::infinity();
+      std::vector<std::uint16_t> rounded(out.size());
+      body.round_to_bf16(out.data(), static_cast<int64_t>(out.size()) - 3, rounded.data());
+      return std::pair(out, rounded);
+    };
+    const auto [expected, expected_bits] = run(kPortableBody);
+    ASSERT_GT(expected_bits[0] & 0x7FFFU, 0x7F80U);  // NaN
+    for (const auto& [name, body] : testable()) {
+      const auto [have, have_bits] = run(*body);
+      EXPECT_EQ(have_bits, expected_bits) << name << " routes " << num_routes;
+      for (std::size_t i = 1; i < have.size(); ++i) {
+        EXPECT_EQ(have[i], expected[i]) << name << " routes " << num_routes << " at " << i;
+        ++judged;
+      }
+    }
+    for (int64_t row = 2; row < static_cast<int64_t>(kRows); ++row) {
+      float sum = 0.0F;
+      for (int64_t i = 0; i < num_routes; ++i) {
+        const float product =
+            weights[static_cast<std::size_t>(i)] * routes[static_cast<std::size_t>(i)][row];
+        sum += product;
+      }
+      EXPECT_EQ(expected[static_cast<std::size_t>(row)], sum);
+    }
+  }
+  EXPECT_GE(judged, 10 * 200);
 }
 
 }  // namespace
