@@ -93,6 +93,16 @@ inline void add_release(u32* counter) {
   asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
+/// The same, and returns what stood there: the thread sees what those before it have written.
+inline u32 add_acquire_release(u32* counter) {
+  u32 before = 0;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
 inline u32 load_acquire(const u32* counter) {
   u32 value = 0;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");

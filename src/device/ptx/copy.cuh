@@ -79,12 +79,28 @@ inline Words4 load_global_words(const void* from) {
   return value;
 }
 
+/// The same of floats that other blocks may have written while the kernel runs.
+inline Floats4 load_global_floats(const float* from) {
+  Floats4 value;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+}
+
 inline Words4 load_shared_words(u32 address) {
   Words4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "r"(address)
                : "memory");
+  return value;
+}
+
+inline u32 load_shared_u32(u32 address) {
+  u32 value = 0;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
 
@@ -117,6 +133,10 @@ inline Floats4 load_shared_floats(u32 address) {
 
 inline void store_shared_u32(u32 address, u32 value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+inline void store_shared_u8(u32 address, u32 value) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 inline void store_shared_f32(u32 address, float value) {

@@ -43,71 +43,46 @@ inline void async_proxy_fence_all() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-/// d[64 x 16] = a * b + (add ? d : 0). A lane's sums of eight columns are those of m16n8k16.
-inline void wgmma_m64k16(float (&d)[2][4], const u32 (&a)[4], u32 b, u32 add) {
-  asm volatile(
-      "{\n\t.reg .pred add;\n\t.reg .b64 columns;\n\tmov.b64 columns, {%12, %14};\n\tsetp.ne.b32 "
-      "add, %13, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, columns, add, 1, 1, 0;\n\t}"
-      : "+f"(d[0][0]),
-        "+f"(d[0][1]),
-        "+f"(d[0][2]),
-        "+f"(d[0][3]),
-        "+f"(d[1][0]),
-        "+f"(d[1][1]),
-        "+f"(d[1][2]),
-        "+f"(d[1][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kWgmmaLayout));
-}
-
-inline void wgmma_m64k16(float (&d)[3][4], const u32 (&a)[4], u32 b, u32 add) {
-  asm volatile(
-      "{\n\t.reg .pred add;\n\t.reg .b64 columns;\n\tmov.b64 columns, {%16, %18};\n\tsetp.ne.b32 "
-      "add, %17, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, columns, add, 1, "
-      "1, "
-      "0;\n\t}"
-      : "+f"(d[0][0]),
-        "+f"(d[0][1]),
-        "+f"(d[0][2]),
-        "+f"(d[0][3]),
-        "+f"(d[1][0]),
-        "+f"(d[1][1]),
-        "+f"(d[1][2]),
-        "+f"(d[1][3]),
-        "+f"(d[2][0]),
-        "+f"(d[2][1]),
-        "+f"(d[2][2]),
-        "+f"(d[2][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kWgmmaLayout));
-}
-
-inline void wgmma_m64k16(float (&d)[4][4], const u32 (&a)[4], u32 b, u32 add) {
-  asm volatile(
-      "{\n\t.reg .pred add;\n\t.reg .b64 columns;\n\tmov.b64 columns, {%20, %22};\n\tsetp.ne.b32 "
-      "add, %21, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, columns, add, 1, 1, 0;\n\t}"
-      : "+f"(d[0][0]),
-        "+f"(d[0][1]),
-        "+f"(d[0][2]),
-        "+f"(d[0][3]),
-        "+f"(d[1][0]),
-        "+f"(d[1][1]),
-        "+f"(d[1][2]),
-        "+f"(d[1][3]),
-        "+f"(d[2][0]),
-        "+f"(d[2][1]),
-        "+f"(d[2][2]),
-        "+f"(d[2][3]),
-        "+f"(d[3][0]),
-        "+f"(d[3][1]),
-        "+f"(d[3][2]),
-        "+f"(d[3][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kWgmmaLayout));
+/// d[64 x 8 kOctets] = a * b + (add ? d : 0). A lane's sums of eight columns are those of m16n8k16.
+template <i32 kOctets>
+inline void wgmma_m64k16(float (&d)[kOctets][4], const u32 (&a)[4], u32 b, u32 add) {
+  static_assert(kOctets == 2 || kOctets == 3);
+  if constexpr (kOctets == 2) {
+    asm volatile(
+        "{\n\t.reg .pred add;\n\t.reg .b64 columns;\n\tmov.b64 columns, {%12, %14};\n\t"
+        "setp.ne.b32 add, %13, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, columns, add, 1, 1, 0;\n\t}"
+        : "+f"(d[0][0]),
+          "+f"(d[0][1]),
+          "+f"(d[0][2]),
+          "+f"(d[0][3]),
+          "+f"(d[1][0]),
+          "+f"(d[1][1]),
+          "+f"(d[1][2]),
+          "+f"(d[1][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kWgmmaLayout));
+  } else {
+    asm volatile(
+        "{\n\t.reg .pred add;\n\t.reg .b64 columns;\n\tmov.b64 columns, {%16, %18};\n\t"
+        "setp.ne.b32 add, %17, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, {%12, %13, %14, %15}, columns, add, "
+        "1, 1, 0;\n\t}"
+        : "+f"(d[0][0]),
+          "+f"(d[0][1]),
+          "+f"(d[0][2]),
+          "+f"(d[0][3]),
+          "+f"(d[1][0]),
+          "+f"(d[1][1]),
+          "+f"(d[1][2]),
+          "+f"(d[1][3]),
+          "+f"(d[2][0]),
+          "+f"(d[2][1]),
+          "+f"(d[2][2]),
+          "+f"(d[2][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(add), "n"(kWgmmaLayout));
+  }
 }
 
 }  // namespace MOEKIT_ISA

@@ -55,9 +55,11 @@ struct Args {
   device::i32 ring_bytes;   // shared memory for stages
   device::i32 result_rows;  // down: routes whose results fit in shared memory
   device::i32 blocks;       // that share the work of the role
+
+  device::u32* arrivals;  // splits_steps(): down's counters, which gate_up clears; or null
 };
 
-static_assert(sizeof(Args) == 248 && alignof(Args) == 8);
+static_assert(sizeof(Args) == 256 && alignof(Args) == 8);
 
 /// x of another type, rounded to BF16 before anything reads it.
 struct CastArgs {
@@ -79,6 +81,6 @@ struct ResidentArgs {
   device::u32* arrivals;  // blocks that have written their intermediate; 0 when the launch begins
 };
 
-static_assert(sizeof(ResidentArgs) == 504 && alignof(ResidentArgs) == 8);
+static_assert(sizeof(ResidentArgs) == 520 && alignof(ResidentArgs) == 8);
 
 }  // namespace moekit::kernels::decode_gemv

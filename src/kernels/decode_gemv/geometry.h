@@ -85,9 +85,37 @@ inline Geometry gate_up_geometry(const Spec& spec, const LaunchShape& shape) {
   return made;
 }
 
+/// Counters that the blocks of down meet at, two for each group of rows, where they split K
+/// (device/shared_results.cuh).
+inline std::int64_t arrival_bytes(const Spec& spec, std::int64_t hidden) {
+  const std::int64_t group_rows = std::int64_t{kSharedGroupTiles} * device::kFp4TileRows;
+  return splits_steps(spec) ? (hidden + group_rows - 1) / group_rows * 8 : 0;
+}
+
+/// Every block may hold any part of any result: results of routes meet in the workspace, and of
+/// each block the part of an item that it did not begin.
+inline Geometry shared_down_geometry(const Spec& spec, const LaunchShape& shape) {
+  const SmemShape smem{shape.num_tokens * shape.top_k, shape.num_experts, 0, 0, 0};
+  const SmemMap map = smem_map(spec, smem);
+  const std::int64_t groups = arrival_bytes(spec, shape.hidden) / 8;
+  const std::int64_t routes = std::int64_t{shape.num_tokens} * shape.top_k;
+  const std::int64_t rest = std::int64_t{shape.max_clusters} * spec.max_columns;
+  Geometry made;
+  made.grid = shape.max_clusters;
+  made.ring_bytes = ring_bytes(spec, shape.smem_bytes - map.ring);
+  made.smem_bytes = shape.smem_bytes;
+  made.spill_bytes =
+      (routes * groups + rest) * kSharedGroupTiles * device::kFp4TileRows * std::int64_t{4};
+  made.fits = map.ring + made.ring_bytes <= shape.smem_bytes && shape.max_clusters > 0;
+  return made;
+}
+
 /// A block expects its share of the routes and 15 % more in its table of results; a call that is
 /// more skewed than that spills. Two slots of each ring are kept before the table grows.
 inline Geometry down_geometry(const Spec& spec, const LaunchShape& shape) {
+  if (splits_steps(spec)) {
+    return shared_down_geometry(spec, shape);
+  }
   const std::int32_t routes = shape.num_tokens * shape.top_k;
   const std::int32_t tiles = (shape.hidden + device::kFp4TileRows - 1) / device::kFp4TileRows;
   const std::int32_t clusters = std::clamp(shape.max_clusters, 1, tiles);

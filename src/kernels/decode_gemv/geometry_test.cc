@@ -68,7 +68,7 @@ TEST(Geometry, StagedRowsFitForFewTokensOnly) {
   EXPECT_FALSE(gate_up_geometry(staged, glm_tp8(8)).fits);  // 98 KB of x
 }
 
-TEST(Geometry, SharedItemsTakeWholeWarpgroupsAndKeepTwoSlotsOfEachWarp) {
+TEST(Geometry, SharedItemsTakeWholeWarpgroupsAndKeepTwoSlots) {
   Spec shared{.warps = 20, .row_tiles = 16, .lookahead = 1, .max_columns = 24};
   shared.whole_items = kSharedItems;
   ASSERT_EQ(why_invalid(shared), nullptr);
@@ -78,10 +78,28 @@ TEST(Geometry, SharedItemsTakeWholeWarpgroupsAndKeepTwoSlotsOfEachWarp) {
   shape.smem_bytes = launch_smem_limit(227 * 1024, 1);
   const Geometry geometry = gate_up_geometry(shared, shape);
   EXPECT_TRUE(geometry.fits);
-  EXPECT_EQ(slots_bytes(shared), 16 * 4 * 576);
+  EXPECT_EQ(slots_bytes(shared), 16 * 4 * 576 + 4 * 24 * 64 * 2);
+  EXPECT_EQ(slots_bytes(shared) % kColumnAlign, 0);
   EXPECT_GE(geometry.ring_bytes, 2 * slots_bytes(shared));
   shared.row_tiles = 12;
   EXPECT_NE(why_invalid(shared), nullptr);
+}
+
+TEST(Geometry, DownOfSharedItemsKeepsEveryResultInTheWorkspace) {
+  Spec shared{.role = Role::kDown, .warps = 20, .row_tiles = 16, .lookahead = 1, .max_columns = 24};
+  shared.whole_items = kSharedItems;
+  ASSERT_EQ(why_invalid(shared), nullptr);
+  LaunchShape shape = glm_tp8(kMaxTokens);
+  shape.hidden = 6152;  // 24 groups of 256 rows and 8 rows
+  shape.max_clusters = 132;
+  shape.smem_bytes = launch_smem_limit(227 * 1024, 1);
+  const Geometry geometry = down_geometry(shared, shape);
+  EXPECT_TRUE(geometry.fits);
+  EXPECT_EQ(geometry.grid, 132);
+  EXPECT_EQ(geometry.result_rows, 0);
+  EXPECT_EQ(arrival_bytes(shared, shape.hidden), 25 * 8);
+  EXPECT_EQ(geometry.spill_bytes, (64LL * 8 * 25 + 132LL * 24) * 256 * 4);
+  EXPECT_EQ(arrival_bytes(kDown, shape.hidden), 0);
 }
 
 }  // namespace

@@ -206,7 +206,7 @@ Args common_args(const Layer& layer) {
 }
 
 /// A few blocks: more than one share of the work, fewer than shares.
-plan::LaunchGeometry launch_geometry(const Variant& variant, Args& args) {
+Geometry role_geometry(const Variant& variant) {
   constexpr std::int32_t kSm90SmemBytes = 227 * 1024;
   LaunchShape shape;
   shape.num_tokens = kTokens;
@@ -218,9 +218,12 @@ plan::LaunchGeometry launch_geometry(const Variant& variant, Args& args) {
   shape.smem_bytes = launch_smem_limit(kSm90SmemBytes, variant.spec.blocks_per_sm);
   shape.cluster = variant.cluster;
   shape.max_clusters = 2;
-  const Geometry geometry = variant.spec.role == Role::kDown
-                                ? down_geometry(variant.spec, shape)
-                                : gate_up_geometry(variant.spec, shape);
+  return variant.spec.role == Role::kDown ? down_geometry(variant.spec, shape)
+                                          : gate_up_geometry(variant.spec, shape);
+}
+
+plan::LaunchGeometry launch_geometry(const Variant& variant, Args& args) {
+  const Geometry geometry = role_geometry(variant);
   args.ring_bytes = geometry.ring_bytes;
   args.result_rows = geometry.result_rows;
   args.blocks = geometry.grid;
@@ -266,6 +269,15 @@ Result<plan::SelfTest> role_answer(const Variant& variant) {
     test.buffers.push_back({.before = poison(out.size() * 4), .after = bytes_of(out)});
     test.pointers.push_back({offsetof(Args, intermediate), 4, 0});
     test.pointers.push_back({offsetof(Args, out), 5, 0});
+    if (splits_steps(variant.spec)) {
+      // gate_up would have cleared the counters.
+      const auto arrivals = static_cast<std::size_t>(arrival_bytes(variant.spec, kHidden));
+      test.buffers.push_back({.before = std::vector<std::byte>(arrivals)});
+      test.buffers.push_back(
+          {.before = poison(static_cast<std::size_t>(role_geometry(variant).spill_bytes))});
+      test.pointers.push_back({offsetof(Args, arrivals), 6, 0});
+      test.pointers.push_back({offsetof(Args, spill), 7, 0});
+    }
   } else {
     const std::vector<std::uint16_t> x = small_integers(kTokens * kHidden);
     const std::vector<std::uint16_t> rows = expected_intermediate(layer, x, args);

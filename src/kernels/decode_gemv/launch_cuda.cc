@@ -209,6 +209,7 @@ void set_tensors(const plan::CudaCall& call, Args& args) {
   }
   args.intermediate = call.slice<device::u16>(SliceId::kIntermediate);
   args.spill = call.slice<float>(SliceId::kScratch);
+  args.arrivals = call.slice<device::u32>(SliceId::kGridBarrier);
   args.out = row_of(arguments.out, call.token_begin);
   args.out_stride = arguments.out.strides[0];
   args.out_type = io_type(arguments.out.dtype);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/text.h"
+#include "kernels/decode_gemv/geometry.h"
 #include "kernels/decode_gemv/variants.h"
 #include "plan/concurrency.h"
 
@@ -271,10 +272,14 @@ std::vector<plan::SliceRequest> slices_cuda(const plan::FamilyContext& context,
           : 0;
   const std::int64_t operand =
       problem.io_dtype == DType::kBf16 ? 0 : num_tokens * problem.hidden_size * 2;
+  const std::int64_t arrivals = context.overrides.resident ? 4
+                                : choices.has_value()
+                                    ? arrival_bytes(choices->down.variant.spec, problem.hidden_size)
+                                    : 0;
   return {
       {plan::SliceId::kXOperand, operand},
       {plan::SliceId::kIntermediate, num_tokens * problem.top_k * problem.intermediate_size * 2},
-      {plan::SliceId::kGridBarrier, context.overrides.resident && num_tokens > 0 ? 4 : 0},
+      {plan::SliceId::kGridBarrier, num_tokens > 0 ? arrivals : 0},
       {plan::SliceId::kScratch, num_tokens == 0 ? 0 : spill}};
 }
 

@@ -47,7 +47,6 @@ struct SmemMap {
   device::i32 entries = 0;          // Entry [entries]
   device::i32 partials = 0;         // f32 [warps][row tiles][octets][32][4], or the sort scratch
   device::i32 results = 0;          // down: f32 [result_rows][rows + 4]
-  device::i32 columns = 0;          // kSharedItems: stages of operand columns
   device::i32 operands = 0;         // lookahead 0: rows of x or of the intermediate
   device::i32 ring = 0;
   device::i32 total = 0;
@@ -72,10 +71,12 @@ constexpr device::i32 kMaxSlots = 8;  // of a warp's ring
 constexpr device::i32 kEntryBytes = 32;
 constexpr device::i32 kMaxCluster = 8;
 constexpr device::i32 kSortScratchBytes = 4096;  // u32 counts of 1024 experts
-// kSharedItems: warps that fetch operand columns, each with one stage of 64 columns of K. A stage
-// begins at a multiple of 1024, the period of the 128-byte swizzle.
+// kSharedItems: warps that fetch operand columns in stages of 64 columns of K, and ask for weights.
+// A stage begins at a multiple of 1024, the period of the 128-byte swizzle.
 constexpr device::i32 kColumnWarps = 4;
 constexpr device::i32 kColumnAlign = 1024;
+constexpr device::i32 kSharedGroupTiles = 16;  // row tiles of an item
+
 constexpr device::i32 kResultPad = 4;  // f32: puts the four quads of a warp on different banks
 
 inline namespace MOEKIT_ISA {
@@ -103,6 +104,11 @@ constexpr bool shares_items(const Spec& s) {
   return s.whole_items == kSharedItems;
 }
 
+/// down: K of an item may be split between blocks, whose results meet in the workspace.
+constexpr bool splits_steps(const Spec& s) {
+  return shares_items(s) && s.role == Role::kDown;
+}
+
 /// Warps that read weights.
 constexpr device::i32 weight_warps(const Spec& s) {
   return shares_items(s) ? s.warps - kColumnWarps : s.warps;
@@ -113,14 +119,20 @@ constexpr device::i32 slot_bytes(const Spec& s) {
   return (shares_items(s) ? 1 : s.row_tiles) * slot_row_bytes(s);
 }
 
-/// One slot of every warp.
-constexpr device::i32 slots_bytes(const Spec& s) {
-  return weight_warps(s) * slot_bytes(s);
-}
-
 /// One stage of operand columns: 64 of K, BF16.
 constexpr device::i32 column_stage_bytes(const Spec& s) {
   return s.max_columns * device::kFp4TileCols * 2;
+}
+
+/// kSharedItems: the columns of one step.
+constexpr device::i32 columns_bytes(const Spec& s) {
+  return shares_items(s) ? s.k_tiles * column_stage_bytes(s) : 0;
+}
+
+/// One slot of every warp, with the columns that they share.
+constexpr device::i32 slots_bytes(const Spec& s) {
+  const device::i32 bytes = columns_bytes(s) + weight_warps(s) * slot_bytes(s);
+  return shares_items(s) ? device::round_up(bytes, kColumnAlign) : bytes;
 }
 
 constexpr bool stages_operands(const Spec& s) {
@@ -170,7 +182,7 @@ constexpr SmemMap smem_map(const Spec& s, const SmemShape& shape) {
   const device::i32 partials = s.whole_items != 0 ? 0 : s.warps * partial_bytes(s);
   map.partials = take(partials > kSortScratchBytes ? partials : kSortScratchBytes);
   map.results = take(s.role == Role::kDown ? shape.result_rows * result_stride(shape.rows) * 4 : 0);
-  map.columns = take(shares_items(s) ? kColumnWarps * column_stage_bytes(s) + kColumnAlign : 0);
+  take(shares_items(s) ? kColumnAlign : 0);  // the ring begins at a multiple of it
   map.operands =
       take(stages_operands(s) ? shape.operand_rows * operand_stride(shape.operand_k_tiles) : 0);
   map.ring = device::round_up(at, 128);
@@ -187,11 +199,11 @@ constexpr const char* why_invalid(const Spec& s) {
     return "warps must be 4 to 32";
   }
   if (shares_items(s)) {
-    if (s.row_tiles % 4 != 0 || s.row_tiles != weight_warps(s)) {
-      return "row_tiles must be the warps that read weights, whole warpgroups";
+    if (s.row_tiles != kSharedGroupTiles || s.row_tiles != weight_warps(s)) {
+      return "row_tiles must be 16, as many as warps that read weights";
     }
-    if (s.k_tiles % kColumnWarps != 0 || s.max_columns < 16) {
-      return "k_tiles must be a multiple of the column warps, max_columns 16 or more";
+    if (s.k_tiles != kColumnWarps || s.max_columns < 16 || s.max_columns > 24) {
+      return "k_tiles must be the column warps, max_columns 16 or 24";
     }
   } else if (s.row_tiles < 1 || s.row_tiles > 4) {
     return "row_tiles must be 1 to 4";

@@ -62,13 +62,16 @@ constexpr bool kMxfp4 = true;
 
 // Columns of a row: routes, mean routes per expert, K tiles, row tiles, MB, blocks per SM.
 // Few bytes: half of each SM stays free, so that down starts beside gate_up.
-// w12r1k4a0 (x staged) and w20r16 (WGMMA): h200-decode-gemv-0003.jsonl. A WGMMA item is 16 row
-// tiles, so layers of few rows keep the warps of their own.
+// w12r1k4a0 (x staged): h200-decode-gemv-0003.jsonl; w20r16 (WGMMA) of both roles: 0005. A WGMMA
+// item is 16 row tiles, so layers of few bytes keep the warps of their own. Its 16 columns in mxfp4
+// spill.
 constexpr VariantRow kGateUpRows[] = {
     {gate_up({12, 1, 4, 0}, 8, kSplitItems, 2), kAny, 4, kAny, kAny, 40, 1, kNvfp4, !kMxfp4},
     {gate_up({24, 1, 4, 2}, 8, kSplitItems, 1), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
     {gate_up({20, 1, 3, 3}, 8, kSplitItems, 1), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
-    {gate_up({16, 2, 4, 1}, 16, kWholeItems, 1), kAny, 8, kAny, kAny, kAny, 1},
+    {gate_up({16, 2, 4, 1}, 16, kWholeItems, 1), kAny, 8, kAny, kAny, 200, 1},
+    {gate_up({20, 16, 4, 1}, 16, kSharedItems, 1), kAny, 8, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {gate_up({16, 2, 4, 1}, 16, kWholeItems, 1), kAny, 8, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
     {gate_up({12, 2, 2, 1}, 24, kWholeItems, 1), kAny, kAny, 64, kAny, 200, 1},
     {gate_up({12, 2, 3, 1}, 24, kWholeItems, 1), kAny, kAny, kAny, kAny, 200, 1},
     {gate_up({20, 16, 4, 1}, 24, kSharedItems, 1), kAny, kAny, kAny, kAny, kAny, 1},
@@ -78,7 +81,7 @@ constexpr VariantRow kGateUpRows[] = {
 // (at most 3 here) are few: clusters of two share them more evenly, at the price of reading each
 // other's results, which more routes than 128 are worth.
 constexpr VariantRow kDownRows[] = {
-    {down({12, 1, 4, 2}, 8, kSplitItems, 2, 1), 16, 4, kAny, kAny, 30, 1, kNvfp4, !kMxfp4},
+    {down({12, 1, 4, 2}, 8, kSplitItems, 2, 1), 16, 4, kAny, kAny, 40, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 132, kAny, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, kSplitItems, 1, 2), kAny, 4, kAny, 198, kAny, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 396, kAny, 1, kNvfp4, !kMxfp4},
@@ -88,10 +91,13 @@ constexpr VariantRow kDownRows[] = {
     {down({20, 1, 3, 3}, 8, kSplitItems, 1, 2), kAny, 4, kAny, 198, kAny, 1, !kNvfp4, kMxfp4},
     {down({20, 1, 3, 3}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 396, kAny, 1, !kNvfp4, kMxfp4},
     {down({20, 1, 3, 3}, 8, kSplitItems, 1, 2), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
-    {down({16, 3, 2, 1}, 16, kWholeItems, 1, 1), kAny, 8, 64, kAny, kAny, 1, kNvfp4, !kMxfp4},
-    {down({16, 2, 4, 1}, 16, kSplitItems, 1, 1), kAny, 8, kAny, kAny, kAny, 1},
-    {down({12, 3, 2, 1}, 24, kWholeItems, 1, 1), kAny, kAny, 64, kAny, kAny, 1},
-    {down({12, 2, 4, 1}, 24, kSplitItems, 1, 1), kAny, kAny, kAny, kAny, kAny, 1},
+    {down({16, 3, 2, 1}, 16, kWholeItems, 1, 1), kAny, 8, 64, kAny, 200, 1, kNvfp4, !kMxfp4},
+    {down({16, 2, 4, 1}, 16, kSplitItems, 1, 1), kAny, 8, kAny, kAny, 200, 1},
+    {down({20, 16, 4, 1}, 16, kSharedItems, 1, 1), kAny, 8, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
+    {down({16, 2, 4, 1}, 16, kSplitItems, 1, 1), kAny, 8, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
+    {down({12, 3, 2, 1}, 24, kWholeItems, 1, 1), kAny, kAny, 64, kAny, 200, 1},
+    {down({12, 2, 4, 1}, 24, kSplitItems, 1, 1), kAny, kAny, kAny, kAny, 200, 1},
+    {down({20, 16, 4, 1}, 24, kSharedItems, 1, 1), kAny, kAny, kAny, kAny, kAny, 1},
 };
 
 struct Letter {
@@ -201,7 +207,8 @@ bool serves(const VariantRow& row, const CallShape& shape) {
   const std::int64_t k_tiles = device::fp4_k_tiles(k, 0);
   const std::int64_t row_tiles = device::fp4_row_tiles(shape.hidden, 1);
   const std::int64_t unit_bytes = device::fp4_row_tiles(shape.intermediate, shape.num_parts) *
-                                  k_tiles * device::fp4_tile_bytes(shape.group_size);
+                                  device::fp4_k_tiles(shape.hidden, 0) *
+                                  device::fp4_tile_bytes(shape.group_size);
   const std::int64_t active = std::min<std::int64_t>(routes, shape.num_experts);
   return routes <= row.max_routes &&
          (row.max_mean_routes == kAny || routes <= row.max_mean_routes * shape.num_experts) &&

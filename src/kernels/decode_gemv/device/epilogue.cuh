@@ -20,6 +20,7 @@ struct Place16 {
   i32 row_tile;
   i32 group;
   i32 column;
+  i32 first_step = 0;  // of K: not 0 where another block has begun the item
 };
 
 /// What the epilogue needs to know of this thread's two rows of one row tile, loaded when an item

@@ -7,6 +7,7 @@
 #include "kernels/decode_gemv/device/combine.cuh"
 #include "kernels/decode_gemv/device/consume.cuh"
 #include "kernels/decode_gemv/device/shared_items.cuh"
+#include "kernels/decode_gemv/device/shared_results.cuh"
 
 namespace moekit::kernels::decode_gemv {
 
@@ -16,12 +17,12 @@ struct StaticSmem {
   u64 full[kMaxWarps * kMaxSlots];
   u64 globals_full;
   u64 operands_full;
-  u64 columns_full[kColumnWarps];
-  u64 columns_empty[kColumnWarps];
+  u64 empty[kMaxSlots];  // kSharedItems
   u32 warp_sums[kMaxWarps];
   u32 not_finite[kMaxWarps];
   Tables tables;
   i32 num_entries;
+  GatherWords gather;  // splits_steps()
 };
 
 static_assert(sizeof(StaticSmem) <= kStaticSmemBytes);
@@ -61,15 +62,30 @@ inline Ring make_ring(const Args& args, const SmemMap& map, StaticSmem& fixed) {
         device::mbarrier_init(device::shared_address(&fixed.operands_full), 1);
       }
     }
-    if constexpr (shares_items(S)) {
-      if (threadIdx.x < kColumnWarps) {
-        device::mbarrier_init(device::shared_address(fixed.columns_full + lane), 1);
-        device::mbarrier_init(device::shared_address(fixed.columns_empty + lane), weight_warps(S));
-      }
-    }
     device::mbarrier_init_fence();
   }
   __syncwarp();
+  return ring;
+}
+
+/// The ring of kSharedItems; ready for the block after its next barrier.
+template <Spec S>
+inline SharedRing make_shared_ring(const Args& args, const SmemMap& map, StaticSmem& fixed) {
+  const i32 fit = args.ring_bytes / slots_bytes(S);
+  SharedRing ring;
+  ring.num_slots = fit < kMaxSlots ? fit : kMaxSlots;
+  ring.slots = device::opaque(device::round_up(device::shared_address(dynamic_smem + map.ring),
+                                               static_cast<u32>(kColumnAlign)));
+  ring.full = device::shared_address(fixed.full);
+  ring.empty = device::shared_address(fixed.empty);
+  if (threadIdx.x < kMaxSlots) {
+    device::mbarrier_init(ring.full + threadIdx.x * 8, kColumnWarps);
+    device::mbarrier_init(ring.empty + threadIdx.x * 8, weight_warps(S));
+    if (threadIdx.x == 0) {
+      device::mbarrier_init(device::shared_address(&fixed.globals_full), num_threads(S));
+    }
+    device::mbarrier_init_fence();
+  }
   return ring;
 }
 
@@ -160,13 +176,6 @@ class StagedRows {
   u32 full_;
 };
 
-inline ColumnStages column_stages(const SmemMap& map, StaticSmem& fixed) {
-  const u32 columns = device::shared_address(dynamic_smem + map.columns);
-  return {device::round_up(columns, static_cast<u32>(kColumnAlign)),
-          device::shared_address(fixed.columns_full),
-          device::shared_address(fixed.columns_empty)};
-}
-
 /// f32 of a route's results in a table: the largest share of the output rows that a cluster has.
 template <Spec S>
 inline i32 table_stride(const Extents<S>& extents) {
@@ -250,9 +259,12 @@ inline void take_routes(const Args& args,
 
 /// The tables of routes, complete: behind the first requests for weights.
 template <Spec S>
-inline void settle_routes(const Args& args, const Routes& routes, const FewRoutes<S>& few) {
+inline void settle_routes(const Args& args,
+                          const Routes& routes,
+                          const SmemMap& map,
+                          const FewRoutes<S>& few) {
   if (!few_routes<S>(args)) {
-    place_routes<S>(args, routes);
+    place_routes<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
   } else if (threadIdx.x < 32) {
     few.store(args, routes);
   }
@@ -277,38 +289,29 @@ inline void gate_up_body(const Args& args, StaticSmem& fixed) {
   const Routes routes = make_routes(map, fixed);
   BlockWork<S> work(extents);
   staged.clear_margins(extents);
-  if constexpr (shares_items(S)) {
-    take_routes(args, routes, map, few, work);
-    const GateUpEpilogue<S> epilogue{args, extents, work, routes};
-    request_globals<S>(args, routes);
-    RowTileStream<S> weights(args, extents, work, routes, ring);
-    settle_routes(args, routes, few);
-    run_shared_items<S>(weights, routes, ring, column_stages(map, fixed), epilogue);
-  } else {
-    take_routes(args, routes, map, few, work);
-    const WarpWork<S> own(work);
-    Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
-    WeightStream<S> weights(args, extents, work, ring);
-    const GateUpEpilogue<S> epilogue{args, extents, work, routes};
-    const WarpExperts<S> experts{few, routes, few_routes<S>(args)};
-    weights.begin(experts, own.walk, own.steps);
-    if constexpr (stages_operands(S)) {
-      weights.fill(experts, own.steps);
-    }
-    settle_routes(args, routes, few);
-    // Operands and globals before the other weights: requests are served in their order.
-    consumer.load_first(own.walk, own.steps);
-    request_globals<S>(args, routes);
-    if constexpr (!stages_operands(S)) {
-      weights.fill(routes, own.steps);
-    }
-    staged.wait();
-    consumer.run(weights,
-                 own.walk,
-                 own.steps,
-                 epilogue,
-                 {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+  take_routes(args, routes, map, few, work);
+  const WarpWork<S> own(work);
+  Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
+  WeightStream<S> weights(args, extents, work, ring);
+  const GateUpEpilogue<S> epilogue{args, extents, work, routes};
+  const WarpExperts<S> experts{few, routes, few_routes<S>(args)};
+  weights.begin(experts, own.walk, own.steps);
+  if constexpr (stages_operands(S)) {
+    weights.fill(experts, own.steps);
   }
+  settle_routes(args, routes, map, few);
+  // Operands and globals before the other weights: requests are served in their order.
+  consumer.load_first(own.walk, own.steps);
+  request_globals<S>(args, routes);
+  if constexpr (!stages_operands(S)) {
+    weights.fill(routes, own.steps);
+  }
+  staged.wait();
+  consumer.run(weights,
+               own.walk,
+               own.steps,
+               epilogue,
+               {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
 }
 
 /// All threads of the cluster's blocks: their tables are complete, or no longer needed.
@@ -368,44 +371,87 @@ inline void down_body(const Args& args, StaticSmem& fixed, const Wait& intermedi
   take_routes(args, routes, map, few, work);
   float* const own_rows = reinterpret_cast<float*>(dynamic_smem + map.results);
   ResultTable table{};
-  if constexpr (shares_items(S)) {
-    RowTileStream<S> weights(args, extents, work, routes, ring);
-    request_globals<S>(args, routes);
-    settle_routes(args, routes, few);
-    table = result_table(args, work, routes, own_rows, stride, fixed.tables);
-    intermediate_is_there();
-    const DownEpilogue<S> epilogue{args, extents, work, routes, table};
-    run_shared_items<S>(weights, routes, ring, column_stages(map, fixed), epilogue);
-  } else {
-    const WarpWork<S> own(work);
-    WeightStream<S> weights(args, extents, work, ring);
-    const WarpExperts<S> experts{few, routes, few_routes<S>(args)};
-    weights.begin(experts, own.walk, own.steps);
-    weights.fill(experts, own.steps);
-    settle_routes(args, routes, few);
-    request_globals<S>(args, routes);
-    table = result_table(args, work, routes, own_rows, stride, fixed.tables);
-    intermediate_is_there();
-    if constexpr (stages_operands(S)) {
-      device::async_proxy_fence_all();
-      staged.request(extents);
-    }
-    const DownEpilogue<S> epilogue{args, extents, work, routes, table};
-    Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
-    consumer.load_first(own.walk, own.steps);
-    staged.wait();
-    consumer.run(weights,
-                 own.walk,
-                 own.steps,
-                 epilogue,
-                 {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
+  const WarpWork<S> own(work);
+  WeightStream<S> weights(args, extents, work, ring);
+  const WarpExperts<S> experts{few, routes, few_routes<S>(args)};
+  weights.begin(experts, own.walk, own.steps);
+  weights.fill(experts, own.steps);
+  settle_routes(args, routes, map, few);
+  request_globals<S>(args, routes);
+  table = result_table(args, work, routes, own_rows, stride, fixed.tables);
+  intermediate_is_there();
+  if constexpr (stages_operands(S)) {
+    device::async_proxy_fence_all();
+    staged.request(extents);
   }
+  const DownEpilogue<S> epilogue{args, extents, work, routes, table};
+  Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
+  consumer.load_first(own.walk, own.steps);
+  staged.wait();
+  consumer.run(weights,
+               own.walk,
+               own.steps,
+               epilogue,
+               {device::shared_address(dynamic_smem + map.partials), fixed.not_finite});
   // Results of all blocks of the cluster are complete, in shared memory or (release) in the spill.
   cluster_or_block_barrier<S>();
   combine<S>(args, routes, work, fixed.tables, table);
   if (device::cluster_size() > 1) {
     device::cluster_barrier();  // no block leaves while another reads its shared memory
   }
+}
+
+/// Both roles of kSharedItems begin alike: the entries stand, the first weights are asked for.
+template <Spec S>
+struct SharedStart {
+  SmemMap map;
+  Routes routes;
+  SharedRing ring;
+  BlockWork<S> work;
+
+  SharedStart(const Args& args, const Extents<S>& extents, StaticSmem& fixed)
+      : map(smem_map(
+            S, {args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes, 0, 0})),
+        routes(make_routes(map, fixed)),
+        ring(make_shared_ring<S>(args, map, fixed)),
+        work(extents) {
+    if constexpr (S.role == Role::kGateUp) {
+      prefetch_operands(args);
+    }
+    build_entries<S>(args, routes, reinterpret_cast<u32*>(dynamic_smem + map.partials));
+    work.take_entries(*routes.num_entries);
+  }
+};
+
+template <Spec S>
+inline void shared_gate_up_body(const Args& args, StaticSmem& fixed) {
+  device::grid_launch_dependents();
+  const Extents<S> extents(args);
+  const SharedStart<S> start(args, extents, fixed);
+  RowTileStream<S> weights(args, extents, start.work, start.routes, start.ring);
+  request_globals<S>(args, start.routes);
+  weights.fill();
+  place_routes<S>(args, start.routes, reinterpret_cast<u32*>(dynamic_smem + start.map.partials));
+  block_barrier<S>();
+  const GateUpEpilogue<S> epilogue{args, extents, start.work, start.routes};
+  run_shared_items<S>(weights, start.routes, start.ring, epilogue);
+}
+
+template <Spec S>
+inline void shared_down_body(const Args& args, StaticSmem& fixed) {
+  const Extents<S> extents(args);
+  const SharedStart<S> start(args, extents, fixed);
+  RowTileStream<S> weights(args, extents, start.work, start.routes, start.ring);
+  weights.fill();
+  request_globals<S>(args, start.routes);
+  place_routes<S>(args, start.routes, reinterpret_cast<u32*>(dynamic_smem + start.map.partials));
+  block_barrier<S>();
+  place_results<S>(args, start.routes);
+  device::grid_dependency_wait();
+  const SharedResults results(args, extents.row_tiles, S.max_columns);
+  const SharedDownEpilogue<S> epilogue{args, extents, start.work, start.routes, results};
+  run_shared_items<S>(weights, start.routes, start.ring, epilogue);
+  gather_results<S>(args, start.routes, start.work, results, fixed.gather);
 }
 
 template <Spec S>
@@ -416,7 +462,14 @@ inline void decode(const Args& args) {
     // In this order: down reads the ids at once, and under the pin pdl_first whoever writes them
     // may still be running. Without that pin there is nothing to wait for.
     device::grid_dependency_wait();
-    gate_up_body<S>(args, fixed);
+    clear_arrivals<S>(args);
+    if constexpr (shares_items(S)) {
+      shared_gate_up_body<S>(args, fixed);
+    } else {
+      gate_up_body<S>(args, fixed);
+    }
+  } else if constexpr (shares_items(S)) {
+    shared_down_body<S>(args, fixed);
   } else {
     down_body<S>(args, fixed, [] { device::grid_dependency_wait(); });
   }

@@ -29,6 +29,12 @@ class Partition {
 
   Share share(i32 index) const { return {begin(index), begin(index + 1)}; }
 
+  /// Whose share holds `at`.
+  i32 index_of(i32 at) const {
+    const i32 in_larger = larger_ * (each_ + 1);
+    return at < in_larger ? at / (each_ + 1) : larger_ + (at - in_larger) / each_;
+  }
+
  private:
   i32 each_;
   i32 larger_;
@@ -67,22 +73,36 @@ struct BlockWork {
   Divisor groups;  // items of an entry
   Divisor parts;   // blocks that share the list
   i32 entries = 0;
-  i32 first = 0;  // item
-  i32 steps = 0;  // of all warps
+  i32 first = 0;       // item
+  i32 first_step = 0;  // kSharedItems
+  i32 steps = 0;       // of all warps
 
   /// What does not depend on the routes, while their ids are on the way.
   explicit BlockWork(const Extents<S>& extents)
       : rows(rows_of(extents)),
         chunks((extents.k_tiles + S.k_tiles - 1) / S.k_tiles),
         groups((rows.end - rows.begin + S.row_tiles - 1) / S.row_tiles),
-        parts(S.role == Role::kDown ? static_cast<i32>(device::cluster_size()) : extents.blocks) {}
+        parts(S.role == Role::kDown && !shares_items(S) ? static_cast<i32>(device::cluster_size())
+                                                        : extents.blocks) {}
 
   void take_entries(i32 num_entries) {
     entries = num_entries;
+    if constexpr (splits_steps(S)) {
+      const Share own = step_shares().share(static_cast<i32>(blockIdx.x));
+      first_step = own.begin;
+      steps = own.end - own.begin;
+      return;
+    }
     const Share own =
         share_of(static_cast<i32>(S.role == Role::kDown ? device::cluster_rank() : blockIdx.x));
     first = own.begin;
     steps = (own.end - own.begin) * chunks.value();
+    first_step = first * chunks.value();
+  }
+
+  /// splits_steps(): of all blocks.
+  Partition step_shares() const {
+    return Partition(entries * groups.value() * chunks.value(), parts.value());
   }
 
   /// The items of one of `parts` blocks.
@@ -100,7 +120,7 @@ struct BlockWork {
 
  private:
   static Share rows_of(const Extents<S>& extents) {
-    if constexpr (S.role == Role::kDown) {
+    if constexpr (S.role == Role::kDown && !splits_steps(S)) {
       const i32 ranks = static_cast<i32>(device::cluster_size());
       return Partition(extents.row_tiles, extents.blocks / ranks)
           .share(static_cast<i32>(blockIdx.x) / ranks);

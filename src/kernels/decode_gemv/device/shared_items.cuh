@@ -3,37 +3,92 @@
 
 // Items that a block's warps share (kSharedItems, README section 4): each weight warp decodes one
 // row tile into the first operand of a warpgroup's matrix instruction, and one stage of operand
-// columns in shared memory serves them all. Columns are fetched by warps of their own.
+// columns in shared memory serves them all. Columns are fetched by warps of their own, which also
+// ask for the weights.
 
 #include "device/ptx/wgmma.cuh"
 #include "kernels/decode_gemv/device/epilogue.cuh"
 
 namespace moekit::kernels::decode_gemv {
 
-/// Shared addresses of the stages of operand columns and of their barriers, eight bytes apart.
-struct ColumnStages {
-  u32 columns;
-  u32 full;
-  u32 empty;
+/// Slots of the block's ring and their barriers, eight bytes apart. A slot holds one step of an
+/// item: k_tiles stages of columns, then the weights of each weight warp.
+struct SharedRing {
+  u32 slots;
+  u32 full;   // all columns and weights are there
+  u32 empty;  // all weight warps have read them
+  i32 num_slots;
 };
 
-/// The items of a block, as a list of tiles of K.
-template <Spec S>
-struct ItemList {
-  i32 begin;
-  i32 end;
+/// A place in the ring and the parity of its phase.
+struct RingPlace {
+  i32 slot = 0;
+  u32 parity = 0;
 
-  explicit ItemList(const BlockWork<S>& work)
-      : begin(work.first), end(work.first + work.chunks.quotient(work.steps)) {}
-
-  static Walk<S> walk(const BlockWork<S>& work, i32 item) {
-    const i32 entry = work.groups.quotient(item);
-    return {entry, item - entry * work.groups.value(), 0};
+  void advance(const SharedRing& ring) {
+    if (++slot == ring.num_slots) {
+      slot = 0;
+      parity ^= 1U;
+    }
   }
 };
 
-/// One warp's row tiles of the block's items, by bulk copies into its ring. Items that have no row
-/// tile for the warp are passed over.
+/// What a block takes of one item: steps [begin, end) of its K.
+struct Segment {
+  i32 entry;
+  i32 group;
+  i32 begin;
+  i32 end;
+};
+
+/// The segments of a block, in order. gate_up: whole items, entry by entry. down: an equal share of
+/// the steps of all items, group by group of rows, so that one group is finished by few blocks.
+template <Spec S>
+class SegmentList {
+ public:
+  /// Before the first one.
+  explicit SegmentList(const BlockWork<S>& work) : work_(work), left_(work.steps) {
+    if (left_ > 0) {
+      const i32 item = work.first_step / work.chunks.value();
+      const i32 inner = kDown ? work.entries : work.groups.value();
+      const i32 outer = item / inner;
+      const i32 begin = work.first_step - item * work.chunks.value();
+      now_ = {
+          kDown ? item - outer * inner : outer, kDown ? outer : item - outer * inner, begin, begin};
+    }
+  }
+
+  bool advance() {
+    if (left_ <= 0) {
+      return false;
+    }
+    if (now_.end > now_.begin) {
+      now_.begin = 0;
+      i32& inner = kDown ? now_.entry : now_.group;
+      i32& outer = kDown ? now_.group : now_.entry;
+      if (++inner == (kDown ? work_.entries : work_.groups.value())) {
+        inner = 0;
+        ++outer;
+      }
+    }
+    const i32 rest = work_.chunks.value() - now_.begin;
+    now_.end = now_.begin + (rest < left_ ? rest : left_);
+    left_ -= now_.end - now_.begin;
+    return true;
+  }
+
+  const Segment& now() const { return now_; }
+
+ private:
+  static constexpr bool kDown = S.role == Role::kDown;
+
+  const BlockWork<S>& work_;
+  Segment now_{};
+  i32 left_;  // steps behind it
+};
+
+/// The weights of the block's steps, by bulk copies: a column warp asks for those of a few weight
+/// warps, each lane for one.
 template <Spec S>
 class RowTileStream {
  public:
@@ -41,57 +96,74 @@ class RowTileStream {
                 const Extents<S>& extents,
                 const BlockWork<S>& work,
                 const Routes& routes,
-                const Ring& ring)
-      : args_(args),
-        extents_(extents),
-        work_(work),
-        routes_(routes),
-        ring_(ring),
-        item_(ItemList<S>(work).begin - 1),
-        end_(ItemList<S>(work).end) {
-    if (static_cast<i32>(threadIdx.x / 32) >= weight_warps(S)) {
+                const SharedRing& ring)
+      : args_(args), extents_(extents), work_(work), routes_(routes), ring_(ring), list_(work) {}
+
+  /// What fits in the ring, before anybody reads it: all warps, none but those that bring columns
+  /// do anything.
+  void fill() {
+    if (column_warp() < 0) {
       return;
     }
-    next_item();
+    next_segment();
+#pragma unroll 1
     for (i32 slot = 0; slot < ring_.num_slots; ++slot) {
-      request(slot);
+      request();
     }
   }
 
-  /// The next step into a slot that all lanes have read.
-  void request(i32 slot) {
-    if (item_ >= end_) {
+  /// The next step into the next slot, which must be empty. Its bytes are announced by whoever
+  /// brings its columns.
+  void request() {
+    if (step_ == end_) {
       return;
     }
-    if (threadIdx.x % 32 == 0) {
-      const i32 left = extents_.k_tiles - k_tile_;
-      const u32 bytes = static_cast<u32>((left < S.k_tiles ? left : S.k_tiles) * tile_bytes(S));
-      const u32 barrier = ring_.full + static_cast<u32>(slot * 8);
-      device::mbarrier_arrive_expect(barrier, bytes);
-      device::bulk_copy(ring_.slots + static_cast<u32>(slot * slot_bytes(S)),
+    const i32 lane = static_cast<i32>(threadIdx.x % 32);
+    if (lane < rows_) {
+      const i32 warp = column_warp() * kRows + lane;
+      device::bulk_copy(ring_.slots + static_cast<u32>(slot_ * slots_bytes(S) + columns_bytes(S) +
+                                                       warp * slot_bytes(S)),
                         source_,
-                        bytes,
-                        barrier,
+                        step_bytes(extents_, step_),
+                        ring_.full + static_cast<u32>(slot_ * 8),
                         device::evict_first_policy());
     }
     source_ += S.k_tiles * tile_bytes(S);
-    k_tile_ += S.k_tiles;
-    if (k_tile_ >= extents_.k_tiles) {
-      next_item();
+    slot_ = slot_ + 1 == ring_.num_slots ? 0 : slot_ + 1;
+    if (++step_ == end_) {
+      next_segment();
     }
   }
 
+  static i32 column_warp() {
+    return static_cast<i32>(threadIdx.x / 32) - weight_warps(S);
+  }
+
+  /// Row tiles of a group that this warp asks for.
+  static i32 own_rows(const BlockWork<S>& work, i32 group) {
+    const i32 left = work.rows.end - work.rows.begin - group * S.row_tiles - column_warp() * kRows;
+    return left < 0 ? 0 : left < kRows ? left : kRows;
+  }
+
+  /// Of one row tile.
+  static u32 step_bytes(const Extents<S>& extents, i32 step) {
+    const i32 left = extents.k_tiles - step * S.k_tiles;
+    return static_cast<u32>((left < S.k_tiles ? left : S.k_tiles) * tile_bytes(S));
+  }
+
  private:
-  void next_item() {
-    k_tile_ = 0;
-    while (++item_ < end_) {
-      const Walk<S> walk = ItemList<S>::walk(work_, item_);
-      const i32 tile = walk.tile_begin(work_) + static_cast<i32>(threadIdx.x / 32);
-      if (tile < work_.rows.end) {
-        source_ = args_.weights + routes_.entries[walk.entry].expert * args_.expert_stride_bytes +
-                  static_cast<i64>(tile) * extents_.k_tiles * tile_bytes(S);
-        return;
-      }
+  static constexpr i32 kRows = S.row_tiles / kColumnWarps;
+
+  void next_segment() {
+    if (list_.advance()) {
+      const Segment& segment = list_.now();
+      const i64 tile = work_.rows.begin + segment.group * S.row_tiles + column_warp() * kRows +
+                       static_cast<i32>(threadIdx.x % 32);
+      rows_ = own_rows(work_, segment.group);
+      step_ = segment.begin;
+      end_ = segment.end;
+      source_ = args_.weights + routes_.expert(segment.entry) * args_.expert_stride_bytes +
+                (tile * extents_.k_tiles + step_ * S.k_tiles) * tile_bytes(S);
     }
   }
 
@@ -99,14 +171,16 @@ class RowTileStream {
   const Extents<S>& extents_;
   const BlockWork<S>& work_;
   const Routes& routes_;
-  const Ring& ring_;
-  i32 item_;
-  i32 end_;
-  i32 k_tile_ = 0;
+  const SharedRing& ring_;
+  SegmentList<S> list_;
+  i32 slot_ = 0;
+  i32 step_ = 0;
+  i32 end_ = 0;   // of the segment; reached once there is none
+  i32 rows_ = 0;  // row tiles of the segment that are this warp's
   const u8* source_ = nullptr;
 };
 
-/// A column warp: every kColumnWarps-th tile of K of all items into its own stage, in the order in
+/// A column warp: every kColumnWarps-th tile of K of all segments into its stages, in the order in
 /// which the decoded weights stand (README section 3): of 16 bytes, word i is word c / 2 of the
 /// 16 bytes 4 (c mod 2) + i of the column's 128, where c is their place among its eight.
 template <Spec S>
@@ -116,16 +190,14 @@ class ColumnWarp {
              const Extents<S>& extents,
              const BlockWork<S>& work,
              const Routes& routes,
-             const ColumnStages& stages)
-      : args_(args), extents_(extents), work_(work), routes_(routes) {
+             const SharedRing& ring)
+      : args_(args), extents_(extents), work_(work), routes_(routes), ring_(ring) {
     const i32 lane = static_cast<i32>(threadIdx.x % 32);
-    warp_ = static_cast<i32>(threadIdx.x / 32) - weight_warps(S);
+    warp_ = RowTileStream<S>::column_warp();
     row_ = lane / 8;
     chunk_ = lane % 8;
-    full_ = stages.full + static_cast<u32>(warp_ * 8);
-    empty_ = stages.empty + static_cast<u32>(warp_ * 8);
-    const u32 stage = stages.columns + static_cast<u32>(warp_ * column_stage_bytes(S) + row_ * 128 +
-                                                        (chunk_ / 2) * 4);
+    const u32 stage = ring.slots + static_cast<u32>(warp_ * column_stage_bytes(S) + row_ * 128 +
+                                                    (chunk_ / 2) * 4);
 #pragma unroll
     for (i32 word = 0; word < 4; ++word) {
       const u32 at = stage + static_cast<u32>((word ^ row_) * 16);
@@ -134,41 +206,52 @@ class ColumnWarp {
     }
   }
 
-  void run() {
-    const ItemList<S> items(work_);
-    const i32 padded_tiles = device::round_up(extents_.k_tiles, S.k_tiles);
-    u32 parity = 1;
+  void run(RowTileStream<S>& weights) {
+    SegmentList<S> list(work_);
+    const Segment& segment = list.now();
+    RingPlace place{0, 1};
+    i32 filled = ring_.num_slots;
     i32 located = -1;
-    for (i32 item = items.begin; item < items.end; ++item) {
-      const Walk<S> walk = ItemList<S>::walk(work_, item);
-      if (walk.entry != located) {
-        located = walk.entry;
-        locate(walk.entry);
+    while (list.advance()) {
+      if (segment.entry != located) {
+        located = segment.entry;
+        locate(segment.entry);
       }
-      const bool probe = S.role == Role::kGateUp && walk.group == 0;
-      for (i32 k_tile = warp_; k_tile < padded_tiles; k_tile += kColumnWarps) {
-        load(k_tile);
-        device::mbarrier_wait(empty_, parity);
-        parity ^= 1U;
-        if (probe) {
-          probe_columns(walk.entry);
+      const bool probe = S.role == Role::kGateUp && segment.group == 0;
+      const u32 bytes = static_cast<u32>(weights.own_rows(work_, segment.group));
+#pragma unroll 1
+      for (i32 step = segment.begin; step < segment.end; ++step) {
+        load(step * S.k_tiles + warp_);
+        device::mbarrier_wait(ring_.empty + static_cast<u32>(place.slot * 8), place.parity);
+        if (filled > 0) {
+          --filled;
+        } else {
+          weights.request();
         }
-        store();
+        if (probe) {
+          probe_columns(segment.entry);
+        }
+        store(static_cast<u32>(place.slot * slots_bytes(S)));
         device::async_proxy_fence();
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
-          device::mbarrier_arrive(full_);
+          device::mbarrier_arrive_expect(ring_.full + static_cast<u32>(place.slot * 8),
+                                         weights.step_bytes(extents_, step) * bytes);
         }
+        place.advance(ring_);
       }
     }
   }
 
  private:
+  static_assert(S.k_tiles == kColumnWarps);
   static constexpr i32 kSets = S.max_columns / 4;  // of four columns, which a warp loads at once
+  // Of these the last few are passed over where nobody needs them: one branch, not one for each.
+  static constexpr i32 kSureSets = kSets > 4 ? 4 : kSets;
 
   void locate(i32 entry) {
     const Entry& item = routes_.entries[entry];
-    sets_ = (item.columns + 3) / 4;
+    all_sets_ = item.columns > kSureSets * 4;
 #pragma unroll
     for (i32 set = 0; set < kSets; ++set) {
       const i32 wanted = set * 4 + row_;
@@ -183,35 +266,61 @@ class ColumnWarp {
 
   /// Places before the shard's first column or past its last become 0, as in Operand::load.
   void load(i32 k_tile) {
-    const i32 at = k_tile * device::kFp4TileCols + chunk_ * 8 - extents_.k_offset;
-    const bool inside = at >= 0 && at < extents_.k_elems;
-    const u8* const base =
-        static_cast<const u8*>(S.role == Role::kDown ? static_cast<const void*>(args_.intermediate)
-                                                     : static_cast<const void*>(args_.x));
+    bool inside = true;
+    if (extents_.ragged || k_tile >= extents_.k_tiles) {
+      const i32 at = k_tile * device::kFp4TileCols + chunk_ * 8 - extents_.k_offset;
+      inside = at >= 0 && at < extents_.k_elems;
 #pragma unroll
-    for (i32 set = 0; set < kSets; ++set) {
-      if (set < sets_) {
+      for (i32 set = 0; set < kSets; ++set) {
         words_[set] = device::Words4{0, 0, 0, 0};
-        if (inside) {
-          words_[set] = device::load_global_words<S.role == Role::kGateUp>(
-              base + (offsets_[set] + static_cast<u32>(k_tile * device::kFp4TileCols * 2)));
-        }
+      }
+    }
+    if (inside) {
+      load_sets<0, kSureSets>(k_tile);
+      if (all_sets_) {
+        load_sets<kSureSets, kSets>(k_tile);
       }
     }
   }
 
-  void store() const {
+  template <i32 kBegin, i32 kEnd>
+  void load_sets(i32 k_tile) {
+    const u8* const base =
+        static_cast<const u8*>(S.role == Role::kDown ? static_cast<const void*>(args_.intermediate)
+                                                     : static_cast<const void*>(args_.x));
+    const u32 from = static_cast<u32>(k_tile * device::kFp4TileCols * 2);
 #pragma unroll
-    for (i32 set = 0; set < kSets; ++set) {
-      if (set < sets_) {
-        const u32(&place)[4] = place_[set & 1];
-        constexpr u32 kSetBytes = 512;
-        const u32 at = static_cast<u32>(set) * kSetBytes;
-        device::store_shared_u32(place[0] + at, words_[set].x);
-        device::store_shared_u32(place[1] + at, words_[set].y);
-        device::store_shared_u32(place[2] + at, words_[set].z);
-        device::store_shared_u32(place[3] + at, words_[set].w);
-      }
+    for (i32 set = kBegin; set < kEnd; ++set) {
+      words_[set] =
+          device::load_global_words<S.role == Role::kGateUp>(base + (offsets_[set] + from));
+    }
+  }
+
+  void store(u32 slot) const {
+    u32 place[2][4];
+#pragma unroll
+    for (i32 word = 0; word < 4; ++word) {
+      // Sets stand 512 bytes apart from here: an offset within the instruction.
+      place[0][word] = device::opaque(place_[0][word] + slot);
+      place[1][word] = device::opaque(place_[1][word] + slot);
+    }
+    store_sets<0, kSureSets>(place);
+    if (all_sets_) {
+      store_sets<kSureSets, kSets>(place);
+    }
+  }
+
+  template <i32 kBegin, i32 kEnd>
+  void store_sets(const u32 (&places)[2][4]) const {
+#pragma unroll
+    for (i32 set = kBegin; set < kEnd; ++set) {
+      const u32(&place)[4] = places[set & 1];
+      constexpr u32 kSetBytes = 512;
+      const u32 at = static_cast<u32>(set) * kSetBytes;
+      device::store_shared_u32(place[0] + at, words_[set].x);
+      device::store_shared_u32(place[1] + at, words_[set].y);
+      device::store_shared_u32(place[2] + at, words_[set].z);
+      device::store_shared_u32(place[3] + at, words_[set].w);
     }
   }
 
@@ -220,7 +329,7 @@ class ColumnWarp {
   void probe_columns(i32 entry) const {
 #pragma unroll
     for (i32 set = 0; set < kSets; ++set) {
-      if (set < sets_) {
+      if (set < kSureSets || all_sets_) {
         u32 probe = device::bf16x2_fma(words_[set].x, 0U, 0U);
         probe = device::bf16x2_fma(words_[set].y, 0U, probe);
         probe = device::bf16x2_fma(words_[set].z, 0U, probe);
@@ -236,12 +345,11 @@ class ColumnWarp {
   const Extents<S>& extents_;
   const BlockWork<S>& work_;
   const Routes& routes_;
+  const SharedRing& ring_;
   i32 warp_;
   i32 row_;    // of the four of a set
   i32 chunk_;  // 16 bytes of a column's 128
-  i32 sets_ = 0;
-  u32 full_;
-  u32 empty_;
+  bool all_sets_ = false;
   u32 place_[2][4];  // shared addresses of a set's words: even and odd sets
   u32 offsets_[kSets];
   device::Words4 words_[kSets];
@@ -254,73 +362,85 @@ class WeightWarp {
   WeightWarp(const Extents<S>& extents,
              const BlockWork<S>& work,
              const Routes& routes,
-             const Ring& ring,
-             const ColumnStages& stages)
-      : extents_(extents), work_(work), routes_(routes), ring_(ring), stages_(stages) {
+             const SharedRing& ring)
+      : extents_(extents), work_(work), routes_(routes), ring_(ring) {
     warp_ = static_cast<i32>(threadIdx.x / 32);
-    columns_ = device::wgmma_address(stages.columns);
     uneven_ = extents.k_tiles % S.k_tiles != 0;
   }
 
-  void run(RowTileStream<S>& weights, const Epilogue& epilogue) {
-    const ItemList<S> items(work_);
-    for (i32 item = items.begin; item < items.end; ++item) {
-      const Walk<S> walk = ItemList<S>::walk(work_, item);
+  void run(const Epilogue& epilogue) {
+    SegmentList<S> list(work_);
+    const Segment& segment = list.now();
+    while (list.advance()) {
+      const Walk<S> walk{segment.entry, segment.group, segment.begin};
       const i32 row_tile = walk.tile_begin(work_) + warp_;
       mine_ = row_tile < work_.rows.end;
       const RowConstants rows = epilogue.row_constants(walk, warp_, lane_.group);
       if (uneven_) {
-        multiply_item<false>(weights);
+        multiply_segment<false>(segment);
       } else {
-        multiply_item<true>(weights);
+        multiply_segment<true>(segment);
       }
       if (mine_) {
-        finish(routes_.entries[walk.entry], row_tile, rows, epilogue);
+        finish(routes_.entries[segment.entry], row_tile, segment.begin, rows, epilogue);
       }
     }
   }
 
  private:
-  /// Whole rounds of stages: past the last tile of K the columns are 0 and the weights any.
-  /// kWhole: all rounds are. A warp without a row tile then decodes whatever stands in its ring.
+  /// What a lane has of one tile, as it stands in the ring.
+  struct Raw {
+    device::Words4 codes;
+    u32 scales;
+  };
+
+  /// Whole steps: past the last tile of K the columns are 0 and the weights any. kWhole: all steps
+  /// are whole. A warp without a row tile then decodes whatever stands in the ring.
   template <bool kWhole>
-  void multiply_item(RowTileStream<S>& weights) {
-    for (i32 begin = 0; begin < extents_.k_tiles; begin += S.k_tiles) {
-      const u32 slot = ring_.slots + static_cast<u32>(slot_ * slot_bytes(S));
-      if (mine_) {
-        device::mbarrier_wait(ring_.full + static_cast<u32>(slot_ * 8), slot_parity_);
-      }
+  void multiply_segment(const Segment& segment) {
+    i32 before = 0;  // the slot whose last tile is being multiplied
+#pragma unroll 1
+    for (i32 step = segment.begin; step < segment.end; ++step) {
+      const u32 slot = ring_.slots + static_cast<u32>(place_.slot * slots_bytes(S));
+      const u32 weights = slot + static_cast<u32>(columns_bytes(S) + warp_ * slot_bytes(S));
+      // From one lane, so that the compiler keeps descriptors in uniform registers.
+      const u32 columns = device::wgmma_address(__shfl_sync(0xFFFFFFFFU, slot, 0));
+      device::mbarrier_wait(ring_.full + static_cast<u32>(place_.slot * 8), place_.parity);
+      Raw raw = load(weights);
 #pragma unroll
       for (i32 at = 0; at < S.k_tiles; ++at) {
-        if (kWhole || (mine_ && begin + at < extents_.k_tiles)) {
-          decode(decoded_[at & 1], slot + static_cast<u32>(at * tile_bytes(S)));
+        if (kWhole || (mine_ && step * S.k_tiles + at < extents_.k_tiles)) {
+          decode(decoded_[at & 1], raw);
         }
-        multiply(at % kColumnWarps, decoded_[at & 1], begin + at != 0 ? 1U : 0U);
-        if (at % kColumnWarps == kColumnWarps - 1) {
-          stage_parity_ ^= 1U;
+        if (at + 1 < S.k_tiles) {
+          raw = load(weights + static_cast<u32>((at + 1) * tile_bytes(S)));
         }
-      }
-      if (mine_) {
-        __syncwarp();
-        weights.request(slot_);
-        if (++slot_ == ring_.num_slots) {
-          slot_ = 0;
-          slot_parity_ ^= 1U;
+        multiply(columns + static_cast<u32>(at * column_stage_bytes(S) / 16),
+                 decoded_[at & 1],
+                 at != 0 || step != segment.begin ? 1U : 0U);
+        if (at == 0 && step != segment.begin) {
+          release(before);
         }
       }
+      before = place_.slot;
+      place_.advance(ring_);
     }
     device::wgmma_wait<0>();
-    release(kColumnWarps - 1);
+    release(before);
+  }
+
+  Raw load(u32 tile) const {
+    return {device::load_shared_words(tile + lane_.codes_at),
+            device::load_shared_u16(tile + lane_.scales_at)};
   }
 
   /// The four K steps of a row tile.
-  void decode(u32 (&steps)[4][4], u32 tile) const {
-    const device::Words4 codes = device::load_shared_words(tile + lane_.codes_at);
-    const u32 scales = scale_pair<S>(device::load_shared_u16(tile + lane_.scales_at));
+  static void decode(u32 (&steps)[4][4], const Raw& raw) {
+    const u32 scales = scale_pair<S>(raw.scales);
     const u32 low = device::byte_permute<0x1010>(scales, 0);
     const u32 high = device::byte_permute<0x3232>(scales, 0);
-    const StepPair first = decode_words(codes.x, codes.y, low, high);
-    const StepPair second = decode_words(codes.z, codes.w, low, high);
+    const StepPair first = decode_words(raw.codes.x, raw.codes.y, low, high);
+    const StepPair second = decode_words(raw.codes.z, raw.codes.w, low, high);
 #pragma unroll
     for (i32 at = 0; at < 4; ++at) {
       steps[0][at] = first.even[at];
@@ -331,10 +451,8 @@ class WeightWarp {
   }
 
   /// Leaves this tile's instructions running; those of the tile before have ended.
-  void multiply(i32 stage, const u32 (&steps)[4][4], u32 add) {
-    device::mbarrier_wait(stages_.full + static_cast<u32>(stage * 8), stage_parity_);
+  void multiply(u32 columns, const u32 (&steps)[4][4], u32 add) {
     device::wgmma_fence();
-    const u32 columns = columns_ + static_cast<u32>(stage * column_stage_bytes(S) / 16);
 #pragma unroll
     for (i32 step = 0; step < 4; ++step) {
       device::wgmma_m64k16(
@@ -342,19 +460,17 @@ class WeightWarp {
     }
     device::wgmma_commit();
     device::wgmma_wait<1>();
-    if (add != 0U) {
-      release((stage + kColumnWarps - 1) % kColumnWarps);
-    }
   }
 
-  void release(i32 stage) const {
+  void release(i32 slot) const {
     if (threadIdx.x % 32 == 0) {
-      device::mbarrier_arrive(stages_.empty + static_cast<u32>(stage * 8));
+      device::mbarrier_arrive(ring_.empty + static_cast<u32>(slot * 8));
     }
   }
 
   void finish(const Entry& entry,
               i32 row_tile,
+              i32 first_step,
               const RowConstants& rows,
               const Epilogue& epilogue) const {
     device::mbarrier_wait(routes_.globals_full, 0);
@@ -365,7 +481,7 @@ class WeightWarp {
         const float(&d)[4] = sums_[octet];
         epilogue(entry,
                  rows,
-                 Place16{row_tile, lane_.group, column},
+                 Place16{row_tile, lane_.group, column, first_step},
                  TileSums{{d[0], d[1]}, {d[2], d[3]}},
                  entry.not_finite);
       }
@@ -375,16 +491,12 @@ class WeightWarp {
   const Extents<S>& extents_;
   const BlockWork<S>& work_;
   const Routes& routes_;
-  const Ring& ring_;
-  const ColumnStages& stages_;
+  const SharedRing& ring_;
   Lane<S> lane_;
+  RingPlace place_;
   float sums_[octets(S)][4];
   u32 decoded_[2][4][4] = {};  // finite always: what is multiplied by 0 may not be NaN
-  u32 columns_;
   i32 warp_;
-  i32 slot_ = 0;
-  u32 slot_parity_ = 0;
-  u32 stage_parity_ = 0;
   bool mine_ = false;  // the item has a row tile for this warp
   bool uneven_;
 };
@@ -394,15 +506,14 @@ class WeightWarp {
 template <Spec S, typename Epilogue>
 inline void run_shared_items(RowTileStream<S>& weights,
                              const Routes& routes,
-                             const Ring& ring,
-                             const ColumnStages& stages,
+                             const SharedRing& ring,
                              const Epilogue& epilogue) {
   if (static_cast<i32>(threadIdx.x / 32) < weight_warps(S)) {
-    WeightWarp<S, Epilogue> warp(epilogue.extents, epilogue.work, routes, ring, stages);
-    warp.run(weights, epilogue);
+    WeightWarp<S, Epilogue> warp(epilogue.extents, epilogue.work, routes, ring);
+    warp.run(epilogue);
   } else {
-    ColumnWarp<S> warp(epilogue.args, epilogue.extents, epilogue.work, routes, stages);
-    warp.run();
+    ColumnWarp<S> warp(epilogue.args, epilogue.extents, epilogue.work, routes, ring);
+    warp.run(weights);
   }
 }
 
