@@ -20,6 +20,10 @@ using base::cat;
 
 class DecodeGpu : public Sm90aTest {};
 
+// The kernels of many routes per expert, which plans of layers this small would not choose.
+constexpr std::string_view kSharedTiles = " tile=w20r16k4a1c24i2b1+w20r16k4a1c24i2b1x1";
+constexpr std::string_view kSharedTiles16 = " tile=w20r16k4a1c16i2b1+w20r16k4a1c16i2b1x1";  // nvfp4
+
 TEST_F(DecodeGpu, OracleOverRecipesActivationsTokensAndWidths) {
   constexpr std::array kQuirks = {"none", "inactive_ids", "duplicate_ids", "int64_ids"};
   std::vector<VerifyCase> cases;
@@ -53,7 +57,42 @@ TEST_F(DecodeGpu, OracleOverRecipesActivationsTokensAndWidths) {
   check_all(cases);
 }
 
-// What the grid above does not vary: expert maps, ids that only look like legal ones, rows that
+// Their K is split between blocks wherever it is longer than a step: every width.
+TEST_F(DecodeGpu, OracleOfSharedItemsOverRecipesTokensAndWidths) {
+  constexpr std::array kQuirks = {"none", "inactive_ids", "duplicate_ids", "all_to_one_expert"};
+  constexpr std::array kActivations = {"silu", "swiglu_oai", "situ", "gelu_tanh", "relu2"};
+  std::vector<VerifyCase> cases;
+  for (const char* recipe : {"w4a16_nvfp4", "w4a16_mxfp4"}) {
+    for (const int tokens : {1, 9, 33, 64}) {
+      for (const int inner : {112, 176, 232, 256, 352, 704, 768, 2048, 2880}) {
+        const std::size_t n = cases.size();
+        const bool few = n < 36 && n % 2 == 0;  // columns
+        const Result<VerifyCase> made = parse_verify_case(cat("recipe=",
+                                                              recipe,
+                                                              " h=",
+                                                              n % 3 == 0 ? 264 : 1032,
+                                                              " i=",
+                                                              inner,
+                                                              " e=4 k=2 m=",
+                                                              tokens,
+                                                              " activation=",
+                                                              kActivations[n % 5],
+                                                              n % 4 < 2 ? " bias=both" : "",
+                                                              few ? kSharedTiles16 : kSharedTiles,
+                                                              " seed=",
+                                                              n + 1,
+                                                              " quirk=",
+                                                              kQuirks[n / 2 % kQuirks.size()]));
+        ASSERT_TRUE(made.has_value()) << made.status().to_string();
+        cases.push_back(*made);
+      }
+    }
+  }
+  ASSERT_EQ(cases.size(), 72U);
+  check_all(cases);
+}
+
+// What the grids above do not vary: expert maps, ids that only look like legal ones, rows that
 // stand apart, non-finite and extreme values, orders and places of the weights.
 TEST_F(DecodeGpu, OracleOverIdsMapsViewsAndValues) {
   constexpr std::array kQuirks = {"none",
@@ -88,7 +127,7 @@ TEST_F(DecodeGpu, OracleOverIdsMapsViewsAndValues) {
   for (const char* recipe : {"w4a16_nvfp4", "w4a16_mxfp4"}) {
     for (const char* map : {"", " map=1 router_experts=24"}) {
       for (const char* quirk : kQuirks) {
-        for (const int tokens : {1, 5, 20, 64}) {
+        for (const int tokens : {1, 5, 20, 60, 64}) {
           const std::size_t n = cases.size();
           const Result<VerifyCase> made =
               parse_verify_case(cat("recipe=",
@@ -103,6 +142,7 @@ TEST_F(DecodeGpu, OracleOverIdsMapsViewsAndValues) {
                                     : n % 11 == 5 ? " io=f16"
                                                   : "",
                                     n / 4 % 2 == 0 ? " bias=both" : "",
+                                    tokens == 60 ? kSharedTiles : std::string_view(),
                                     " seed=",
                                     n + 1,
                                     " quirk=",
@@ -113,7 +153,7 @@ TEST_F(DecodeGpu, OracleOverIdsMapsViewsAndValues) {
       }
     }
   }
-  ASSERT_EQ(cases.size(), 448U);
+  ASSERT_EQ(cases.size(), 560U);
   check_all(cases);
 }
 
@@ -142,7 +182,7 @@ TEST_F(DecodeGpu, EveryCaseOfTheSuitesThatItServes) {
 }
 
 // Small enough for compute-sanitizer's racecheck (scripts/gpu_check): both formats, ragged widths,
-// more routes than columns, inactive ids.
+// more routes than columns, inactive ids, and items that warps share.
 TEST_F(DecodeGpu, ReducedSetForTheSanitizers) {
   std::size_t checked = 0;
   for (const char* line :
@@ -151,7 +191,9 @@ TEST_F(DecodeGpu, ReducedSetForTheSanitizers) {
         "recipe=w4a16_nvfp4 h=256 i=176 e=4 k=2 m=9 seed=3 quirk=int64_ids",
         "recipe=w4a16_mxfp4 h=256 i=232 e=4 k=2 m=16 seed=4 activation=relu2 quirk=duplicate_ids",
         "recipe=w4a16_nvfp4 h=136 i=776 e=2 k=2 m=33 seed=5 quirk=none",
-        "recipe=w4a16_mxfp4 h=136 i=256 e=16 k=4 m=20 seed=6 quirk=none"}) {
+        "recipe=w4a16_mxfp4 h=136 i=256 e=16 k=4 m=20 seed=6 quirk=none",
+        "recipe=w4a16_nvfp4 h=264 i=328 e=3 k=2 m=33 tile=w20r16k4a1c24i2b1+w20r16k4a1c24i2b1x1 "
+        "seed=7 quirk=inactive_ids"}) {
     const Result<VerifyCase> made = parse_verify_case(line);
     ASSERT_TRUE(made.has_value()) << made.status().to_string();
     const Result<VerifyReport> report = run_verify_case(*runtime, *made, device);
@@ -159,7 +201,7 @@ TEST_F(DecodeGpu, ReducedSetForTheSanitizers) {
     EXPECT_TRUE(report->passed) << line << "\n" << report->first_failure;
     ++checked;
   }
-  EXPECT_EQ(checked, 6U);
+  EXPECT_EQ(checked, 7U);
 }
 
 class GlmTp8 : public DecodeGpu {
