@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moekit/checkpoint.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -57,6 +58,37 @@ Status map_file(const std::string& folder,
       SourceFile{.name = name, .bytes = state.files.back().bytes()}, index, state);
 }
 
+/// The names of a file split over several, of which `name` is one: NAME-00001-of-00003.EXTENSION
+/// and on; one name for a file that is not split.
+std::vector<std::string> parts_of(const std::string& name, std::string_view extension) {
+  constexpr std::size_t kNumber = 5;
+  constexpr std::string_view kOf = "-of-";
+  const std::size_t tail = 1 + kNumber + kOf.size() + kNumber + extension.size();
+  const auto is_number = [](const std::string& text) {
+    return text.find_first_not_of("0123456789") == std::string::npos;
+  };
+  if (name.size() <= tail || !name.ends_with(extension)) {
+    return {name};
+  }
+  const std::size_t dash = name.size() - tail;
+  const std::string count_text = name.substr(dash + 1 + kNumber + kOf.size(), kNumber);
+  if (name[dash] != '-' || name.compare(dash + 1 + kNumber, kOf.size(), kOf) != 0 ||
+      !is_number(name.substr(dash + 1, kNumber)) || !is_number(count_text)) {
+    return {name};
+  }
+  std::vector<std::string> names;
+  const int count = std::stoi(count_text);
+  if (count < 1) {
+    return {name};
+  }
+  for (int part = 1; part <= count; ++part) {
+    std::string digits = std::to_string(part);
+    digits.insert(0, kNumber - digits.size(), '0');
+    names.push_back(cat(name.substr(0, dash), "-", digits, kOf, count_text, extension));
+  }
+  return names;
+}
+
 /// Weight files of a folder without an index: model.safetensors, else every model*.safetensors,
 /// else the only .safetensors there is.
 Result<std::vector<std::string>> unindexed_files(const std::string& folder) {
@@ -69,6 +101,19 @@ Result<std::vector<std::string>> unindexed_files(const std::string& folder) {
     }
     if (name.ends_with(kExtension)) {
       (name.starts_with("model") ? models : others).push_back(name);
+    }
+  }
+  for (const std::string& name : models) {
+    for (const std::string& part : parts_of(name, kExtension)) {
+      if (std::find(models.begin(), models.end(), part) == models.end()) {
+        return invalid_argument(cat("missing shard ",
+                                    checkpoint::printable(part),
+                                    " in ",
+                                    folder,
+                                    ", a part of what ",
+                                    checkpoint::printable(name),
+                                    " is one of"));
+      }
     }
   }
   if (!models.empty()) {
@@ -109,31 +154,8 @@ Status map_indexed_shards(const std::string& folder,
   return checkpoint::check_index(*index, state);
 }
 
-/// The names of a GGUF split over several files, `NAME-00001-of-00003.gguf` first; one name for an
-/// unsplit file.
-std::vector<std::string> gguf_parts(const std::string& name) {
-  constexpr std::size_t kTail = std::string_view("-00001-of-00003.gguf").size();
-  constexpr std::string_view kFirst = "-00001-of-";
-  if (name.size() <= kTail || name.compare(name.size() - kTail, kFirst.size(), kFirst) != 0) {
-    return {name};
-  }
-  const std::string count_text = name.substr(name.size() - 10, 5);
-  if (count_text.find_first_not_of("0123456789") != std::string::npos) {
-    return {name};
-  }
-  std::vector<std::string> names;
-  const int count = std::stoi(count_text);
-  for (int part = 1; part <= count; ++part) {
-    std::string digits = std::to_string(part);
-    digits.insert(0, 5 - digits.size(), '0');
-    names.push_back(
-        cat(name.substr(0, name.size() - kTail), "-", digits, "-of-", count_text, ".gguf"));
-  }
-  return names;
-}
-
 Status open_gguf(const std::string& folder, const std::string& name, Checkpoint::State& state) {
-  for (const std::string& part : gguf_parts(name)) {
+  for (const std::string& part : parts_of(name, kGgufExtension)) {
     MOEKIT_ASSIGN_OR_RETURN(base::MappedFile file, base::MappedFile::open(folder + "/" + part));
     state.files.push_back(std::move(file));
     state.file_names.push_back(part);
@@ -152,7 +174,7 @@ std::optional<std::string> gguf_of_folder(const std::string& folder) {
     if (name.starts_with("model") && name.ends_with(kExtension)) {
       return std::nullopt;
     }
-    const bool later_part = gguf_parts(name).front() != name;
+    const bool later_part = parts_of(name, kGgufExtension).front() != name;
     if (name.ends_with(kGgufExtension) && !later_part) {
       if (found.has_value()) {
         return std::nullopt;

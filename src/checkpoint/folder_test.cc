@@ -9,6 +9,7 @@
 #include "moekit/checkpoint.h"
 
 #include "checkpoint/composed_files_test.h"
+#include "checkpoint/composed_gguf_test.h"
 #include "checkpoint/temporary_folder_test.h"
 
 namespace moekit::checkpoint {
@@ -98,6 +99,31 @@ TEST_F(Folder, without_an_index_the_model_files_are_taken) {
   EXPECT_EQ(Checkpoint::open(folder_)->summary().num_tensors, 1);
   write("model.safetensors", a_.substr(0, a_.size() - 1));
   expect_refused(StatusCode::kInvalidArgument, {"model.safetensors", "do not lie in the 7 bytes"});
+}
+
+TEST_F(Folder, a_part_that_is_missing_without_an_index_is_named) {
+  write("model-00001-of-00002.safetensors", a_);
+  expect_refused(StatusCode::kInvalidArgument,
+                 {"missing shard 'model-00002-of-00002.safetensors'", folder_});
+  write("model-00002-of-00002.safetensors", compose_zeros({{"b", "F32", {2}}}));
+  EXPECT_EQ(Checkpoint::open(folder_)->summary().num_tensors, 2);
+  write("model-00003-of-00003.safetensors", compose_zeros({{"c", "F32", {2}}}));
+  expect_refused(StatusCode::kInvalidArgument,
+                 {"missing shard 'model-00001-of-00003.safetensors'"});
+}
+
+TEST_F(Folder, a_split_gguf_is_one_checkpoint_whichever_part_is_named) {
+  write("m-00002-of-00002.gguf", compose_gguf({{"b", 0, {8}, 0}}, 32));
+  EXPECT_FALSE(Checkpoint::open(folder_).has_value());
+  write("m-00001-of-00002.gguf", compose_gguf({{"a", 0, {8}, 0}}, 32));
+  for (const std::string& path :
+       {folder_, folder_ + "/m-00001-of-00002.gguf", folder_ + "/m-00002-of-00002.gguf"}) {
+    const Result<Checkpoint> opened = Checkpoint::open(path);
+    ASSERT_TRUE(opened.has_value()) << opened.status().to_string();
+    EXPECT_EQ(opened->summary().num_tensors, 2) << path;
+  }
+  write("m-00000-of-00000.gguf", compose_gguf({{"z", 0, {8}, 0}}, 32));
+  EXPECT_EQ(Checkpoint::open(folder_ + "/m-00000-of-00000.gguf")->summary().num_tensors, 1);
 }
 
 TEST_F(Folder, wrong_configurations_are_refused_with_field_and_value) {
