@@ -185,7 +185,7 @@ Rows rows_of(BenchOptions& o) {
                 {"--seconds", "S", "time spent on each token count (default 2)", &o.seconds},
                 comma_list({"--isa",
                             "ISA[,ISA...]",
-                            "CPU bodies that take turns: avx512, avx2, portable",
+                            "CPU bodies that take turns: amx, avx512, avx2, portable",
                             &o.isas}),
                 {"--on-request",
                  "",

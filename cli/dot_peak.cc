@@ -111,6 +111,7 @@ std::int64_t peak_round_flops(PeakRound round) {
   constexpr std::int64_t kInstructions = std::int64_t{kRepeats} * kChains;
 #if defined(__x86_64__)
   switch (round.isa) {
+    case Isa::kAmx:  // of tiles there is no probe: its AVX-512
     case Isa::kAvx512:
       return kInstructions * (round.kind == PeakKind::kDot ? 64 : 32);
     case Isa::kAvx2:
@@ -127,6 +128,7 @@ std::int64_t peak_round_flops(PeakRound round) {
 void run_peak_round(PeakRound round) {
 #if defined(__x86_64__)
   switch (round.isa) {
+    case Isa::kAmx:
     case Isa::kAvx512:
       return round.kind == PeakKind::kDot ? dot_bf16_round() : wide_fma_round();
     case Isa::kAvx2:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # moekit_layer(NAME): an object library of src/NAME/**.cc without tests, benches and fuzz targets (those are in
-# MoekitDeveloper.cmake). Only *_avx2.cc and *_avx512.cc get -m flags.
+# MoekitDeveloper.cmake). Only *_avx2.cc, *_avx512.cc and *_amx.cc get -m flags.
 set(MOEKIT_LAYERS "" CACHE INTERNAL "")
 
 # g++ 12 takes its own _mm512_undefined_* for an uninitialised read (GCC bug 105593). For AVX2 it keeps the branches of selects, and
@@ -9,9 +9,13 @@ function(moekit_isa_flags)
   foreach(source IN LISTS ARGN)
     if(source MATCHES "_avx2\\.cc$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c;-O3;-fno-trapping-math")
-    elseif(source MATCHES "_avx512\\.cc$")
+    elseif(source MATCHES "_(avx512|amx)\\.cc$")
+      set(tiles "")
+      if(source MATCHES "_amx\\.cc$")
+        set(tiles "-mamx-tile;-mamx-bf16;-mavx512fp16;")
+      endif()
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS
-        "-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vbmi;-mavx512bf16;-mavx512vnni;-mavx2;-mfma;-mf16c;-O3;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>")
+        "${tiles}-mavx512f;-mavx512bw;-mavx512vl;-mavx512dq;-mavx512vbmi;-mavx512bf16;-mavx512vnni;-mavx2;-mfma;-mf16c;-O3;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>")
     endif()
   endforeach()
 endfunction()

@@ -19,7 +19,7 @@ namespace moekit {
 enum class Arch : std::uint8_t { kCpu, kSm80, kSm86, kSm89, kSm90a, kSm100a, kSm120a, kSm121a };
 
 /// Instruction set of a CPU body. A higher one includes the lower ones.
-enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512 };
+enum class Isa : std::uint8_t { kPortable, kAvx2, kAvx512, kAmx };
 
 [[nodiscard]] std::string_view arch_name(Arch arch) noexcept;
 [[nodiscard]] std::string_view isa_name(Isa isa) noexcept;
@@ -42,7 +42,8 @@ struct DeviceDescriptor {
   friend bool operator==(const DeviceDescriptor&, const DeviceDescriptor&) = default;
 };
 
-/// Defaults of a device by name: `cpu` (this machine), `cpu:portable`, `cpu:avx2`, `cpu:avx512`, or
+/// Defaults of a device by name: `cpu` (this machine), `cpu:portable`, `cpu:avx2`, `cpu:avx512`,
+/// `cpu:amx`, or
 /// an arch such as `sm_90a`; unsuffixed names (`sm_90`) are aliases. Figures of a GPU may be
 /// replaced, `sm_120a:num_sms=94,smem_per_block_bytes=65536`, as a partitioned device has fewer.
 ///

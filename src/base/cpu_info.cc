@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 
@@ -54,10 +55,23 @@ CpuidWords read_cpuid_words() {
   const Cpuid leaf7 = cpuid(7, 0);
   words.leaf7_ebx = leaf7.ebx;
   words.leaf7_ecx = leaf7.ecx;
+  words.leaf7_edx = leaf7.edx;
   words.leaf7_1_eax = leaf7.eax >= 1 ? cpuid(7, 1).eax : 0;
   constexpr int kOsxsave = 27;
   words.xcr0 = has(words.leaf1_ecx, kOsxsave) ? read_xcr0() : 0;
   return words;
+}
+
+// Linux saves the tiles' 8 KiB only for processes that asked for them (5.16 and later). The
+// permission holds for every thread of the process, and asking again changes nothing.
+bool may_use_tiles() {
+#if defined(__x86_64__) && defined(SYS_arch_prctl)
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, newer than some headers
+  constexpr int kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 
 std::string read_model() {
@@ -88,6 +102,10 @@ CpuidWords read_cpuid_words() {
 }
 
 bool is_intel() {
+  return false;
+}
+
+bool may_use_tiles() {
   return false;
 }
 
@@ -157,7 +175,14 @@ CpuIsa isa_from_cpuid(const CpuidWords& words) noexcept {
                       has(words.leaf7_ecx, 1) && has(words.leaf7_ecx, 11) &&   // VBMI, VNNI
                       has(words.leaf7_1_eax, 5) &&                             // BF16
                       (words.xcr0 & kZmmState) == kZmmState;
-  return avx512 ? CpuIsa::kAvx512 : CpuIsa::kAvx2;
+  if (!avx512) {
+    return CpuIsa::kAvx2;
+  }
+  constexpr std::uint64_t kTileState = 0x60000;                             // XTILECFG, XTILEDATA
+  const bool amx = has(words.leaf7_edx, 22) && has(words.leaf7_edx, 24) &&  // AMX-BF16, AMX-TILE
+                   has(words.leaf7_edx, 23) &&                              // AVX512-FP16
+                   (words.xcr0 & kTileState) == kTileState;
+  return amx ? CpuIsa::kAmx : CpuIsa::kAvx512;
 }
 
 std::optional<int> threads_from_cpu_max(std::string_view cpu_max) {
@@ -178,8 +203,11 @@ std::optional<int> threads_from_cpu_max(std::string_view cpu_max) {
 CpuInfo detect_cpu() {
   CpuInfo info;
   info.isa = isa_from_cpuid(read_cpuid_words());
+  if (info.isa == CpuIsa::kAmx && !may_use_tiles()) {
+    info.isa = CpuIsa::kAvx512;
+  }
   info.model = read_model();
-  info.dots_at_half_rate = info.isa == CpuIsa::kAvx512 && is_intel();
+  info.dots_at_half_rate = info.isa >= CpuIsa::kAvx512 && is_intel();
   info.threads = count_threads();
   // Fallbacks: the smallest sizes of the last ten years' server cores.
   info.l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32768);

@@ -16,6 +16,7 @@ enum class CpuIsa : std::uint8_t {
   kPortable,
   kAvx2,    // with FMA and F16C
   kAvx512,  // F, BW, VL, DQ, VBMI, VNNI and BF16 together: Zen 4, Sapphire Rapids and later
+  kAmx,     // AMX-TILE, AMX-BF16 and AVX512-FP16: Sapphire Rapids and later
 };
 
 struct CpuInfo {
@@ -30,7 +31,8 @@ struct CpuInfo {
 };
 
 /// Asks the processor and the operating system. An ISA counts only when both the instructions
-/// (CPUID) and the saving of its registers (XCR0) are there.
+/// (CPUID) and the saving of its registers (XCR0) are there; for tiles Linux is asked to let this
+/// process use them, which no later call takes back.
 [[nodiscard]] CpuInfo detect_cpu();
 
 /// Whole CPUs that a cgroup v2 `cpu.max` line ("200000 100000", "max 100000") grants, at least 1;
@@ -43,6 +45,7 @@ struct CpuidWords {
   std::uint32_t leaf1_ecx = 0;
   std::uint32_t leaf7_ebx = 0;
   std::uint32_t leaf7_ecx = 0;
+  std::uint32_t leaf7_edx = 0;
   std::uint32_t leaf7_1_eax = 0;
   std::uint64_t xcr0 = 0;
 };

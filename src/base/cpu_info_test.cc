@@ -28,6 +28,31 @@ TEST(CpuInfo, IsaNeedsEveryInstructionSetOfTheBodies) {
   EXPECT_EQ(isa_from_cpuid(no_fma), CpuIsa::kPortable);
 }
 
+// And those of a Sapphire Rapids core.
+CpuidWords sapphire_rapids() {
+  CpuidWords words = zen4();
+  words.leaf7_edx = (1U << 22) | (1U << 23) | (1U << 24) | (1U << 25);
+  words.xcr0 = 0x602E7;
+  return words;
+}
+
+TEST(CpuInfo, TilesNeedInstructionsAndState) {
+  EXPECT_EQ(isa_from_cpuid(sapphire_rapids()), CpuIsa::kAmx);
+  for (const int bit : {22, 23, 24}) {
+    CpuidWords lacking = sapphire_rapids();
+    lacking.leaf7_edx &= ~(1U << static_cast<unsigned>(bit));
+    EXPECT_EQ(isa_from_cpuid(lacking), CpuIsa::kAvx512) << bit;
+  }
+  for (const int bit : {17, 18}) {
+    CpuidWords unsaved = sapphire_rapids();
+    unsaved.xcr0 &= ~(std::uint64_t{1} << static_cast<unsigned>(bit));
+    EXPECT_EQ(isa_from_cpuid(unsaved), CpuIsa::kAvx512) << bit;
+  }
+  CpuidWords no_bf16 = sapphire_rapids();
+  no_bf16.leaf7_1_eax = 0;
+  EXPECT_EQ(isa_from_cpuid(no_bf16), CpuIsa::kAvx2);
+}
+
 TEST(CpuInfo, IsaNeedsTheOperatingSystem) {
   CpuidWords no_zmm = zen4();
   no_zmm.xcr0 = 0x7;
@@ -55,7 +80,7 @@ TEST(CpuInfo, ThisMachineIsPlausible) {
   EXPECT_GE(info.l1d_bytes, 8 * 1024);
   EXPECT_GE(info.l2_bytes, info.l1d_bytes);
 #if defined(__x86_64__)
-  EXPECT_EQ(info.dots_at_half_rate, info.isa == CpuIsa::kAvx512 && __builtin_cpu_is("intel") != 0);
+  EXPECT_EQ(info.dots_at_half_rate, info.isa >= CpuIsa::kAvx512 && __builtin_cpu_is("intel") != 0);
   EXPECT_EQ(info.isa >= CpuIsa::kAvx2, __builtin_cpu_supports("avx2") != 0);
   EXPECT_EQ(info.isa >= CpuIsa::kAvx512,
             __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512vbmi") != 0 &&

@@ -12,6 +12,8 @@
 
 #if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
 #define MOEKIT_ISA isa_cuda
+#elif defined(__AMX_BF16__)
+#define MOEKIT_ISA isa_amx
 #elif defined(__AVX512F__)
 #define MOEKIT_ISA isa_avx512
 #elif defined(__AVX2__)

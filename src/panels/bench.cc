@@ -27,13 +27,14 @@ void dot_in_cache(benchmark::State& state, const Body& body, device::Panel16Elem
   std::vector<std::byte> panel(static_cast<std::size_t>(device::panel16_panel_bytes(shape)));
   std::mt19937 random(3);
   for (std::byte& byte : panel) {
-    byte = static_cast<std::byte>(0x30U + random() % 16U);
+    byte = static_cast<std::byte>(0x70U + random() % 16U);
   }
-  std::vector<std::byte> operand(
-      static_cast<std::size_t>(tokens * cols * body.operand_bytes));  // zeros: values cost nothing
+  // Zeros, values cost nothing; rows with the room that expert_steps.cc sets aside.
+  const std::int64_t row_bytes = cols * body.operand_bytes + 64;
+  std::vector<std::byte> operand(static_cast<std::size_t>(tokens * row_bytes));
   std::vector<float> sums(static_cast<std::size_t>(tokens * kPanelRows));
   for (auto _ : state) {
-    body.dot({panel.data(), 1, &shape, operand.data(), tokens, sums.data()});
+    body.dot({panel.data(), 1, &shape, operand.data(), tokens, sums.data(), nullptr, 0, row_bytes});
     benchmark::DoNotOptimize(sums.data());
     benchmark::ClobberMemory();
   }
@@ -98,7 +99,7 @@ void register_dots() {
   for (const auto& [name, body] : {
          NamedBody{"portable", body_for(Isa::kPortable)},
 #if defined(__x86_64__)
-             NamedBody{"avx512_fma", kAvx512FmaBody},
+             NamedBody{"avx512_fma", kAvx512FmaBody}, NamedBody{"amx", kAmxBody},
 #endif
              NamedBody{"avx2", body_for(Isa::kAvx2)}, NamedBody {
            "avx512", body_for(Isa::kAvx512)
@@ -123,7 +124,7 @@ void register_dots() {
 void register_layers() {
   for (const Shape& shape : kShapes) {
     for (const Recipe recipe : {Recipe::kW4a16Nvfp4, Recipe::kW4a16Mxfp4}) {
-      for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+      for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
         const std::string label = std::string("layer/") + shape.name + "/" +
                                   std::string(recipe_info(recipe).name) + "/" +
                                   std::string(isa_name(isa));

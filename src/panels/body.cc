@@ -8,6 +8,8 @@ namespace moekit::panels {
 const Body& body_for(Isa isa) noexcept {
 #if defined(__x86_64__)
   switch (isa) {
+    case Isa::kAmx:
+      return kAmxBody;
     case Isa::kAvx512:
       return kAvx512Body;
     case Isa::kAvx2:

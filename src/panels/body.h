@@ -3,8 +3,8 @@
 
 // What an instruction set contributes to the CPU's expert steps: dot products of packed panels
 // with a tile of tokens, loading of their operands, and the activation. One table of functions per
-// ISA, one file per table (body_portable.cc, body_avx2.cc, body_avx512.cc); everything else is
-// written once in expert_steps.cc.
+// ISA, one file per table (body_portable.cc, body_avx2.cc, body_avx512.cc, body_amx.cc); everything
+// else is written once in expert_steps.cc.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace moekit::panels {
 
 /// Tokens that one dot call takes at most, over all bodies.
-inline constexpr std::int64_t kMaxTileTokens = 16;
+inline constexpr std::int64_t kMaxTileTokens = 64;
 inline constexpr std::int64_t kPanelRows = 16;
 
 /// sums[panel][token][row] = Σ_k weight[row, k] * operand[token, k] in f32, block scales applied,
@@ -27,13 +27,14 @@ inline constexpr std::int64_t kPanelRows = 16;
 ///
 /// Shapes   panels  num_panels consecutive panels of `shape`
 ///          operand [4 * num_steps, num_tokens, 2]  as interleave wrote it: for each pair of
-///          columns
-///                  all tokens' pairs, so that the dot products of a tile read one stream at
-///                  constant distances
+///                  columns all tokens' pairs, so that the dot products of a tile read one stream
+///                  at constant distances. Bodies without interleave: rows as load_operand wrote
+///                  them, operand_row_bytes apart, whole lines
 ///          sums    [num_panels, num_tokens, 16]
-/// Numerics k ascending; per scale group one partial sum, then one multiply-add with the scale.
-///          The order depends on neither num_tokens nor num_panels, so a token's bits do not depend
-///          on who shares its tile
+/// Numerics k ascending; per scale group one partial sum, then one multiply-add with the scale, or
+///          one sum over the exact products of codes and scales (body_amx.cc). The order depends on
+///          neither num_tokens nor num_panels, so a token's bits do not depend on who shares its
+///          tile
 struct DotCall {
   const std::byte* panels = nullptr;
   std::int64_t num_panels = 1;
@@ -43,6 +44,7 @@ struct DotCall {
   float* sums = nullptr;
   const float* operand_scales = nullptr;  // [num_tokens, ceil(cols / 128)] or null
   std::int64_t operand_scale_stride = 0;
+  std::int64_t operand_row_bytes = 0;  // read where tiles are rows
 };
 
 /// Columns of activations that share a scale of their own where operands have scales (rule Q8b),
@@ -122,17 +124,24 @@ struct Body {
   Isa isa = Isa::kPortable;
   std::int64_t operand_bytes = 0;  // of one operand element
   std::int64_t max_tokens = 0;     // of one dot call
-  /// Writes shape's leading zeros, the row, and zeros up to a whole step.
+  /// Writes shape's leading zeros, the row, and zeros up to a whole step (a whole line where tiles
+  /// are rows).
   LoadedRow (*load_operand)(const OperandRow& row,
                             const device::Panel16Shape& shape,
                             std::byte* operand) = nullptr;
-  void (*interleave)(const InterleaveCall& call) = nullptr;
+  void (*interleave)(const InterleaveCall& call) = nullptr;  // null: tiles are rows
   void (*dot)(const DotCall& call) = nullptr;
   void (*activate)(const ActivateCall& call) = nullptr;
   void (*scale)(const ScaleCall& call) = nullptr;
   void (*weighted_sum)(const WeightedSumCall& call) = nullptr;
   /// RNE, NaN stays NaN.
   void (*round_to_bf16)(const float* values, std::int64_t count, std::uint16_t* out) = nullptr;
+  /// Gives back what dot calls hold of the thread's state; null where they hold nothing.
+  void (*finish)() = nullptr;
+  /// The body of elements with f32 scales; null: this one.
+  const Body* wide_scales = nullptr;
+  /// What reading and decoding a panel costs, in tokens' dot products.
+  std::int64_t panel_cost = 2;
 };
 
 /// Room for an operand element in every body's tiles: plans do not know which of two bodies of one
@@ -143,11 +152,19 @@ extern const Body kPortableBody;
 extern const Body kAvx2Body;    // only where the compiler targets x86-64
 extern const Body kAvx512Body;  // only where the compiler targets x86-64
 extern const Body kAvx512FmaBody;
+extern const Body kAmxBody;  // only where the compiler targets x86-64
 
 /// What plans count with; tiles are the same for every body of an ISA.
 [[nodiscard]] const Body& body_for(Isa isa) noexcept;
 
 /// What this processor runs plans of `isa` with.
 [[nodiscard]] const Body& running_body(Isa isa) noexcept;
+
+/// The body that serves panels of `element` where a step names `body`.
+[[nodiscard]] inline const Body& body_of(const Body& body,
+                                         device::Panel16Element element) noexcept {
+  return body.wide_scales != nullptr && device::panel16_has_wide_scales(element) ? *body.wide_scales
+                                                                                 : body;
+}
 
 }  // namespace moekit::panels

@@ -43,22 +43,29 @@ class DotCase {
 
   /// [kNumPanels, count, 16] sums of tokens [first, first + count), one call.
   std::vector<float> dot(const Body& body, int64_t first, int64_t count) const {
-    const int64_t row_bytes =
-        device::panel16_num_steps(shape_) * device::kPanel16StepCols * body.operand_bytes;
+    // As expert_steps.cc sets a row aside.
+    const int64_t cols = device::round_up(shape_.cols, device::kPanel16StepCols) + 8;
+    const int64_t row_bytes = device::round_up(cols * body.operand_bytes, int64_t{64});
     std::vector<std::byte> rows(static_cast<std::size_t>(row_bytes * count));
     for (int64_t t = 0; t < count; ++t) {
       const OperandRow row{x_.data() + (first + t) * shape_.cols, DType::kF32, shape_.cols};
       EXPECT_TRUE(body.load_operand(row, shape_, rows.data() + t * row_bytes).finite);
     }
     std::vector<std::byte> operands(rows.size());
-    const int64_t pairs = row_bytes / (2 * body.operand_bytes);
-    for (int64_t t = 0; t < count; t += 5) {  // in batches, as where room is short
+    const int64_t pairs = device::panel16_num_steps(shape_) * device::kPanel16StepCols / 2;
+    // In batches, as where room is short.
+    for (int64_t t = 0; body.interleave != nullptr && t < count; t += 5) {
       const int64_t num_rows = std::min(int64_t{5}, count - t);
       body.interleave(
           {rows.data() + t * row_bytes, row_bytes, num_rows, pairs, operands.data(), t, count});
     }
     std::vector<float> sums(static_cast<std::size_t>(kNumPanels * count * kPanelRows));
-    body.dot({panels_.data(), kNumPanels, &shape_, operands.data(), count, sums.data()});
+    DotCall call{panels_.data(), kNumPanels, &shape_, operands.data(), count, sums.data()};
+    if (body.interleave == nullptr) {
+      call.operand = rows.data();
+      call.operand_row_bytes = row_bytes;
+    }
+    body.dot(call);
     return sums;
   }
 
@@ -178,13 +185,13 @@ struct NamedBody {
 
 std::vector<NamedBody> testable() {
   std::vector<NamedBody> bodies;
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     if (static_cast<int>(isa) <= static_cast<int>(base::detect_cpu().isa)) {
       bodies.push_back({std::string(isa_name(isa)), &body_for(isa)});
     }
   }
 #if defined(__x86_64__)
-  if (base::detect_cpu().isa == base::CpuIsa::kAvx512) {
+  if (base::detect_cpu().isa >= base::CpuIsa::kAvx512) {
     bodies.push_back({"avx512 fma", &kAvx512FmaBody});
   }
 #endif
@@ -195,8 +202,8 @@ std::vector<NamedBody> testable() {
 TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
   int64_t judged = 0;
   for (const auto& [name, chosen] : testable()) {
-    const Body& body = *chosen;
     for (const Panel16Shape& shape : kShapes) {
+      const Body& body = body_of(*chosen, shape.element);
       const DotCase dots(shape, body.max_tokens);
       std::vector<std::vector<float>> alone;
       for (int64_t t = 0; t < body.max_tokens; ++t) {

@@ -40,10 +40,10 @@ constexpr std::int64_t kBlockPanelsOfAll = 128;
 constexpr std::int64_t kLeastRouteSumsBytesOfAll = 4 * kKib * kKib;
 constexpr std::int64_t kMostRouteSumsBytesOfAll = 32 * kKib * kKib;
 
-std::int64_t operand_bytes(std::int64_t cols) {
+std::int64_t operand_bytes(std::int64_t cols, std::int64_t element_bytes = kMostOperandBytes) {
   // A step of lead columns at most in front, a step of padding behind.
   const std::int64_t elems = device::round_up(cols, std::int64_t{8}) + 8;
-  return device::round_up(elems * kMostOperandBytes, kLineBytes);
+  return device::round_up(elems * element_bytes, kLineBytes);
 }
 
 // Behind the operands of a tile come their scales, where the recipe's have any.
@@ -64,12 +64,15 @@ Share share_of(std::int64_t count, std::int64_t worker, std::int64_t num_workers
 }
 
 // What a worker owns of every expert: panels laid end to end, each expert's weighted with what a
-// panel costs, and the line cut into equal parts. The cost of reading and decoding a panel is about
-// that of two tokens' dot products.
+// panel costs, and the line cut into equal parts.
 class ExpertShares {
  public:
-  ExpertShares(const Routes& routes, std::int64_t panels, std::int64_t worker, std::int64_t workers)
-      : panels_(panels) {
+  ExpertShares(const Routes& routes,
+               const Body& body,
+               std::int64_t panels,
+               std::int64_t worker,
+               std::int64_t workers)
+      : panels_(panels), base_cost_(body.panel_cost) {
     std::int64_t total = 0;
     for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
       total += panels * panel_cost(routes.offsets[expert + 1] - routes.offsets[expert]);
@@ -89,8 +92,8 @@ class ExpertShares {
   }
 
  private:
-  static std::int64_t panel_cost(std::int64_t num_tokens) {
-    return num_tokens == 0 ? 0 : num_tokens + 2;
+  [[nodiscard]] std::int64_t panel_cost(std::int64_t num_tokens) const {
+    return num_tokens == 0 ? 0 : num_tokens + base_cost_;
   }
 
   // Panels belong to the worker in whose part of the line they begin.
@@ -99,6 +102,7 @@ class ExpertShares {
   }
 
   std::int64_t panels_;
+  std::int64_t base_cost_;
   std::int64_t position_ = 0;
   Share line_;
 };
@@ -117,7 +121,7 @@ struct StepContext {
               const Routes& step_routes,
               const plan::PackedRegion& region)
       : call(step_call),
-        body(step_body),
+        body(body_of(step_body, formats::panel16_shape(region.shape).element)),
         routes(step_routes),
         scratch(
             scratch_layout(step_call.plan->problem, step_call.plan->device, step_call.num_tokens)),
@@ -135,6 +139,12 @@ struct StepContext {
   /// From one row's scales to the next one's.
   [[nodiscard]] std::int64_t operand_scale_stride() const {
     return device::ceil_div(shape.cols, kOperandGroupCols);
+  }
+
+  /// From one row to the next where tiles are rows. An odd number of lines where the columns are a
+  /// multiple of 64, so that a tile's rows fall into different sets of L1.
+  [[nodiscard]] std::int64_t operand_row_bytes() const {
+    return operand_bytes(shape.cols, body.operand_bytes);
   }
 
   [[nodiscard]] std::byte* worker_scratch(std::int64_t worker) const {
@@ -224,6 +234,12 @@ void load_routes(const StepContext& context,
       load_row(tile.first, at, scales);
       continue;
     }
+    if (context.body.interleave == nullptr) {
+      for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
+        load_row(tile.first + i, at + i * context.operand_row_bytes(), nullptr);
+      }
+      continue;
+    }
     std::byte* rows = context.spare_rows(worker);
     for (std::int64_t first = 0; first < tile.num_tokens; first += context.scratch.spare_rows) {
       const std::int64_t num_rows = std::min(context.scratch.spare_rows, tile.num_tokens - first);
@@ -256,7 +272,8 @@ void dot_tiles(const StepContext& context,
                       tile.num_tokens,
                       sums,
                       context.operand_scales(operand, tile.num_tokens),
-                      context.operand_scale_stride()});
+                      context.operand_scale_stride(),
+                      context.operand_row_bytes()});
     sink(tile.first, tile.num_tokens, sums);
   }
 }
@@ -320,7 +337,8 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
   const Routes& routes = context.routes;
   ActivateCall activate;
   activate.params = recipes::activation_params(context.call.plan->problem.activation);
-  ExpertShares shares(routes, device::panel16_num_panels(context.shape), worker, num_workers);
+  ExpertShares shares(
+      routes, context.body, device::panel16_num_panels(context.shape), worker, num_workers);
   LoadedRoutes loaded;
   for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
     const std::int64_t begin = routes.offsets[expert];
@@ -443,6 +461,9 @@ void on_planned_workers(base::ThreadPool& pool, const StepContext& context, Work
     const std::int64_t workers = std::min<std::int64_t>(num_workers, planned);
     if (worker < workers) {
       work(worker, workers);
+      if (context.body.finish != nullptr) {
+        context.body.finish();
+      }
     }
   });
 }

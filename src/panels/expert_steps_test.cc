@@ -342,7 +342,7 @@ TEST(ExpertSteps, ScratchGrowsWithTokensAndStaysBounded) {
 // The tests above run what the processor has; what it lacks is reported once, here.
 TEST(ExpertSteps, EveryInstructionSetRanHere) {
   ASSERT_GE(testable_isas().size(), 1U);
-  for (const char* isa : {"avx2", "avx512"}) {
+  for (const char* isa : {"avx2", "avx512", "amx"}) {
     if (std::find(testable_isas().begin(), testable_isas().end(), isa) == testable_isas().end()) {
       GTEST_SKIP() << isa << " bodies: this processor or system lacks it";
     }

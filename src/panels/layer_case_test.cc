@@ -81,8 +81,9 @@ const std::vector<std::string>& testable_isas() {
   static const std::vector<std::string> isas = [] {
     std::vector<std::string> names{"portable"};
     const base::CpuIsa isa = base::detect_cpu().isa;
-    for (const auto& [needed, name] :
-         {std::pair{base::CpuIsa::kAvx2, "avx2"}, std::pair{base::CpuIsa::kAvx512, "avx512"}}) {
+    for (const auto& [needed, name] : {std::pair{base::CpuIsa::kAvx2, "avx2"},
+                                       std::pair{base::CpuIsa::kAvx512, "avx512"},
+                                       std::pair{base::CpuIsa::kAmx, "amx"}}) {
       if (isa >= needed) {
         names.emplace_back(name);
       }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "formats/packing_panel16.h"
 #include "panels/expert_steps.h"
 
 namespace moekit::panels {
@@ -18,8 +19,11 @@ using plan::Verdict;
 constexpr std::string_view kGateUp = "gate_up";
 constexpr std::string_view kDown = "down";
 
-std::string tile_name(Isa isa) {
-  return cat("m", body_for(isa).max_tokens, "n", kPanelRows);
+std::string tile_name(const plan::FamilyContext& context) {
+  const device::Panel16Element element =
+      formats::panel16_shape(context.layout.gate_up.shape).element;
+  const Body& body = body_of(body_for(context.device.isa), element);
+  return cat("m", body.max_tokens, "n", kPanelRows);
 }
 
 // One function per (step, ISA): a step's body is a plain function pointer.
@@ -44,6 +48,7 @@ constexpr IsaKernels kIsaKernels[] = {
     {Isa::kPortable, gate_up<Isa::kPortable>, down<Isa::kPortable>, StepStatus::kMeasured},
     {Isa::kAvx2, gate_up<Isa::kAvx2>, down<Isa::kAvx2>, StepStatus::kMeasured},
     {Isa::kAvx512, gate_up<Isa::kAvx512>, down<Isa::kAvx512>, StepStatus::kCompiled},
+    {Isa::kAmx, gate_up<Isa::kAmx>, down<Isa::kAmx>, StepStatus::kCompiled},
 };
 
 const IsaKernels& kernels_of(Isa isa) {
@@ -52,7 +57,8 @@ const IsaKernels& kernels_of(Isa isa) {
   });
 }
 
-std::string refused_pin(const PlanOverrides& overrides, Isa isa) {
+std::string refused_pin(const plan::FamilyContext& context) {
+  const PlanOverrides& overrides = context.overrides;
   if (overrides.route_block_rows.has_value()) {
     return cat("pin route_block_rows=",
                *overrides.route_block_rows,
@@ -64,9 +70,13 @@ std::string refused_pin(const PlanOverrides& overrides, Isa isa) {
   if (overrides.pdl_first) {
     return "pin pdl_first chains launches; a cpu has none";
   }
-  if (overrides.tile.has_value() && *overrides.tile != tile_name(isa)) {
-    return cat(
-        "pin tile=", *overrides.tile, ", the tile of ", isa_name(isa), " is ", tile_name(isa));
+  if (overrides.tile.has_value() && *overrides.tile != tile_name(context)) {
+    return cat("pin tile=",
+               *overrides.tile,
+               ", the tile of ",
+               isa_name(context.device.isa),
+               " is ",
+               tile_name(context));
   }
   return {};
 }
@@ -83,7 +93,7 @@ bool take(std::string_view& text, std::string_view prefix) {
 }  // namespace
 
 Verdict check_cpu(const plan::FamilyContext& context, std::int64_t num_tokens) {
-  std::string reason = refused_pin(context.overrides, context.device.isa);
+  std::string reason = refused_pin(context);
   if (!reason.empty()) {
     return Verdict::refuse(std::move(reason));
   }
@@ -108,7 +118,7 @@ std::vector<Step> lower_cpu(const plan::FamilyContext& context, std::string_view
     step.family = family;
     step.kernel = plan::make_kernel_name({std::string(family),
                                           std::string(recipe_info(context.problem.recipe).name),
-                                          cat(role, "_", tile_name(context.device.isa)),
+                                          cat(role, "_", tile_name(context)),
                                           std::string(isa_name(context.device.isa))});
     step.grid.x = std::max<std::int64_t>(1, context.device.num_threads);
     step.status = kernels_of(context.device.isa).status;

@@ -26,8 +26,10 @@ constexpr base::Named<Arch> kArchs[] = {
     {Arch::kSm120a, "sm_120a"},
     {Arch::kSm121a, "sm_121a"},
 };
-constexpr base::Named<Isa> kIsas[] = {
-    {Isa::kPortable, "portable"}, {Isa::kAvx2, "avx2"}, {Isa::kAvx512, "avx512"}};
+constexpr base::Named<Isa> kIsas[] = {{Isa::kPortable, "portable"},
+                                      {Isa::kAvx2, "avx2"},
+                                      {Isa::kAvx512, "avx512"},
+                                      {Isa::kAmx, "amx"}};
 
 // Public device figures of one representative product per architecture: A100, A10, L4, H200, B200,
 // RTX PRO 6000, GB10. A live device's own figures replace them when one is asked.
@@ -51,6 +53,8 @@ constexpr CudaDefaults kCudaDefaults[] = {
 
 Isa isa_of(base::CpuIsa isa) {
   switch (isa) {
+    case base::CpuIsa::kAmx:
+      return Isa::kAmx;
     case base::CpuIsa::kAvx512:
       return Isa::kAvx512;
     case base::CpuIsa::kAvx2:
@@ -65,8 +69,8 @@ Result<DeviceDescriptor> cpu_device(std::string_view isa_text) {
   DeviceDescriptor device = host_cpu();
   const std::optional<Isa> isa = isa_from_name(isa_text);
   if (!isa.has_value()) {
-    return invalid_argument(
-        cat("unknown CPU instruction set '", isa_text, "', expected portable, avx2 or avx512"));
+    return invalid_argument(cat(
+        "unknown CPU instruction set '", isa_text, "', expected portable, avx2, avx512 or amx"));
   }
   device.isa = *isa;
   return device;
@@ -188,7 +192,7 @@ Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
                               name,
                               "', expected one of ",
                               known,
-                              " (a CPU takes :portable, :avx2 or :avx512)"));
+                              " (a CPU takes :portable, :avx2, :avx512 or :amx)"));
 }
 
 namespace plan {

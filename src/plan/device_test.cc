@@ -32,6 +32,7 @@ TEST(DeviceFromName, CpuAndItsInstructionSets) {
   EXPECT_EQ(*cpu, host_cpu());
   EXPECT_EQ(device_from_name("cpu:portable")->isa, Isa::kPortable);
   EXPECT_EQ(device_from_name("cpu:avx512")->isa, Isa::kAvx512);  // planning needs no such machine
+  EXPECT_EQ(device_from_name("cpu:amx")->isa, Isa::kAmx);
 }
 
 TEST(DeviceFromName, UnknownNamesListTheKnown) {

@@ -133,7 +133,7 @@ struct KernelName {
 [[nodiscard]] std::string make_kernel_name(const KernelName& name);
 [[nodiscard]] Result<KernelName> parse_kernel_name(std::string_view name);
 
-/// `portable`, `avx2`, `avx512` or `sm90a`: the last part of a kernel name on `device`.
+/// `portable`, `avx2`, `avx512`, `amx` or `sm90a`: the last part of a kernel name on `device`.
 [[nodiscard]] std::string kernel_arch(const DeviceDescriptor& device);
 
 /// Ranks `families` for every M and lays the workspace out: the whole of make_plan after

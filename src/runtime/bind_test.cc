@@ -348,7 +348,7 @@ TEST(Bind, RefusesAnInstructionSetThatThisMachineLacks) {
   const Isa host = host_cpu().isa;
   Call call;
   int refused = 0;
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     DeviceDescriptor device = host_cpu();
     device.isa = isa;
     call.plan = *make_plan(small_problem(), device);  // planning needs no such machine
@@ -362,7 +362,7 @@ TEST(Bind, RefusesAnInstructionSetThatThisMachineLacks) {
       ++refused;
     }
   }
-  EXPECT_EQ(refused, static_cast<int>(Isa::kAvx512) - static_cast<int>(host));
+  EXPECT_EQ(refused, static_cast<int>(Isa::kAmx) - static_cast<int>(host));
 }
 
 TEST(PlanJson, AnEditedPlanIsRefused) {

@@ -51,6 +51,14 @@ TEST(CpuPlanning, NamesCarryFamilyRecipeRoleTileAndIsa) {
   ASSERT_TRUE(avx512.has_value());
   EXPECT_EQ(kernels_of(*avx512, 1).front(), "decode_gemv.w4a16_nvfp4.gate_up_m16n16.avx512");
   EXPECT_EQ(avx512->rung(1)->steps.front().status, StepStatus::kCompiled);
+  const auto amx = make_plan(qwen(), cpu("amx"));
+  ASSERT_TRUE(amx.has_value());
+  EXPECT_EQ(kernels_of(*amx, 1).front(), "decode_gemv.w4a16_nvfp4.gate_up_m64n16.amx");
+  Problem wide = qwen();  // f32 scales: the tiles of the AVX-512 body that serves them
+  wide.recipe = Recipe::kW8a8Fp8Block128;
+  const auto amx_wide = make_plan(wide, cpu("amx"));
+  ASSERT_TRUE(amx_wide.has_value()) << amx_wide.status().to_string();
+  EXPECT_EQ(kernels_of(*amx_wide, 1).front(), "decode_gemv.w8a8_fp8_block128.gate_up_m16n16.amx");
 }
 
 TEST(CpuPlanning, RoutingBecomesTheFirstStep) {
@@ -81,7 +89,7 @@ TEST(CpuPlanning, PinsAreHonouredOrRefusedWithTheLegalValue) {
 TEST(CpuPlanning, EveryPlannedStepHasABodyAndNoOther) {
   const plan::KernelFamily& family = kernels::decode_gemv::kFamily;
   int found = 0;
-  for (const std::string isa : {"portable", "avx2", "avx512"}) {
+  for (const std::string isa : {"portable", "avx2", "avx512", "amx"}) {
     const auto plan = make_plan(qwen(), cpu(isa));
     ASSERT_TRUE(plan.has_value());
     for (const Step& step : plan->rung(1)->steps) {
@@ -89,7 +97,7 @@ TEST(CpuPlanning, EveryPlannedStepHasABodyAndNoOther) {
       ++found;
     }
   }
-  EXPECT_EQ(found, 6);
+  EXPECT_EQ(found, 8);
   Step step;
   for (const char* name : {"",
                            "decode_gemv",
