@@ -32,6 +32,16 @@ std::string shortened(std::string_view text) {
   return out + " (" + std::to_string(text.size()) + " characters)";
 }
 
+std::string shown(std::string_view text) {
+  std::string plain(text);
+  for (char& c : plain) {
+    if (static_cast<unsigned char>(c) < 0x20U || c == 0x7F) {
+      c = ' ';
+    }
+  }
+  return shortened(plain);
+}
+
 std::string with_short_values(std::string message, const std::vector<std::string>& values) {
   for (const std::string& value : values) {
     if (value.size() <= kLongest) {

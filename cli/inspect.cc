@@ -9,6 +9,7 @@
 
 #include "moekit/checkpoint.h"
 
+#include "cli/echo.h"
 #include "cli/options.h"
 #include "cli/reports.h"
 #include "cli/subject.h"
@@ -59,8 +60,8 @@ std::string summary_text(const CheckpointSummary& summary) {
       "MoE layers  {}\n"
       "ignored     {}\n",
       summary.path,
-      or_none(summary.model_type),
-      or_none(summary.quantization),
+      or_none(shown(summary.model_type)),
+      or_none(shown(summary.quantization)),
       summary.num_tensors,
       summary.num_files,
       summary.total_bytes,
@@ -77,7 +78,7 @@ std::string layer_text(const CheckpointLayer& layer) {
       "row_order={}\n",
       layer.layer,
       layer.scheme,
-      layer.prefix,
+      shown(layer.prefix),
       problem.num_experts,
       problem.top_k,
       problem.hidden_size,

@@ -76,6 +76,22 @@ TEST(CliInspect, SaysWhatWasInferredAndIgnored) {
   EXPECT_NE(text.out.find("from"), std::string::npos) << "each fact names its source";
 }
 
+TEST(CliInspect, NamesFromFilesReachNoTerminalAndFillNoScreen) {
+  const std::filesystem::path copy = scratch_folder() / "hostile_names";
+  std::filesystem::copy(folder("qwen3_moe_bf16"), copy);
+  Json config = Json::parse(read_file(copy / "config.json"));
+  config["model_type"] = "red\x1b[31m" + std::string(5000, 'x');
+  write_file(copy / "config.json", config.dump());
+  const CliResult text = run_cli({"inspect", copy.string()});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_EQ(text.out.find('\x1b'), std::string::npos);
+  EXPECT_NE(text.out.find("xxx... ("), std::string::npos) << text.out;
+  const CliResult json = run_cli({"inspect", copy.string(), "--json"});
+  EXPECT_NE(json.json().at("model_type").get<std::string>().find("red\x1b[31mxxx"),
+            std::string::npos)
+      << "JSON escapes and keeps all";
+}
+
 TEST(CliInspect, NamesAFolderWithoutTheSlashesAtItsEnd) {
   const CliResult result = run_cli({"inspect", folder("deepseek_v3_bf16") + "//", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
