@@ -42,7 +42,8 @@ inline constexpr int kCuSharedMemoryPerBlockOptin = 97;
 
 // Function attributes.
 inline constexpr int kCuMaxThreadsPerBlock = 0;
-inline constexpr int kCuMaxSharedMemoryBytes = 8;  // of extern __shared__
+inline constexpr int kCuMaxSharedMemoryBytes = 8;           // of extern __shared__
+inline constexpr int kCuPreferredSharedMemoryCarveout = 9;  // percent of what an SM can have
 
 // Pointer attributes and memory types.
 inline constexpr int kCuPointerMemoryType = 2;

@@ -171,6 +171,13 @@ Status KernelTable::load_module(const jit::Image& image,
                                 kernel.function, kCuMaxSharedMemoryBytes, static_cast<int>(room)),
                             base::cat(step, ": asking for ", room, " bytes of shared memory"));
   }
+  if (status.ok() && source.shares_sm) {
+    // The driver divides an SM between L1 and shared memory for the kernel that comes first; what
+    // that one alone can use leaves no room for the next.
+    status = device_->check(
+        driver.function_set_attribute(kernel.function, kCuPreferredSharedMemoryCarveout, 100),
+        base::cat(step, ": asking for an SM's shared memory"));
+  }
   int max_threads = 0;
   if (status.ok()) {
     status = device_->check(

@@ -4,6 +4,7 @@
 
 #include "cuda/kernel_table.h"
 
+#include <algorithm>
 #include <latch>
 #include <thread>
 
@@ -34,7 +35,8 @@ Result<plan::KernelSource> source(std::string_view kernel) {
                             .arch = Arch::kSm90a,
                             .prelude = base::cat("#include \"device/portable.h\"\n// ", kernel),
                             .num_threads = 128,
-                            .smem_bytes = 4096};
+                            .smem_bytes = 4096,
+                            .shares_sm = kernel.find("beside") != std::string_view::npos};
 }
 
 Status launch(const plan::CudaCall& call, plan::Launch& out) {
@@ -230,6 +232,15 @@ TEST_F(KernelTableTest, EagerResolutionAsksOnceLocksOnceCompilesOnceAndLaunches)
   DriverFake::forget_calls();
   ASSERT_TRUE(run(kKernel, stream).ok());
   EXPECT_EQ(DriverFake::calls(), Calls{"launch"});
+}
+
+TEST_F(KernelTableTest, AKernelThatSharesItsSmAsksForAllOfItsSharedMemory) {
+  ASSERT_TRUE(run("f.r.beside_t1.sm90a", stream).ok());
+  const Calls calls = DriverFake::calls();
+  EXPECT_EQ(std::count(calls.begin(), calls.end(), "function_set_attribute"), 2);
+  DriverFake::forget_calls();
+  DriverFake::fail_next("function_set_attribute", kCuInvalidHandle);
+  EXPECT_EQ(run("f.r.beside_t2.sm90a", stream).code(), StatusCode::kDevice);
 }
 
 TEST_F(KernelTableTest, ARungIsResolvedWholeBeforeItsFirstLaunch) {

@@ -31,6 +31,7 @@ struct KernelSource {
   std::vector<std::string> options{};  // beyond those that every kernel gets (jit/image.h)
   std::int64_t num_threads = 0;        // largest block, from the Spec
   std::int64_t smem_bytes = 0;         // largest shared memory of a launch, static part included
+  bool shares_sm = false;              // another kernel's blocks are to stand beside its own
 
   friend bool operator==(const KernelSource&, const KernelSource&) = default;
 };

@@ -102,8 +102,8 @@ constexpr void mask_groups_lanes(const Lanes& lanes,
   const i32 group_size = params.num_experts / params.num_groups;
   lanes.each([&](i32 lane) {
     for (i32 group = lane; group < params.num_groups; group += kRoutingLanes) {
-      room.scores[group] = group_score(
-          room.values + group * group_size, room.logits + group * group_size, group_size);
+      const i64 begin = static_cast<i64>(group) * group_size;
+      room.scores[group] = group_score(room.values + begin, room.logits + begin, group_size);
     }
   });
   lanes.each([&](i32 lane) {

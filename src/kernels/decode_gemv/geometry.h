@@ -21,6 +21,27 @@ constexpr std::int32_t launch_smem_limit(std::int32_t smem_per_block_bytes,
   return (sm / blocks_per_sm - kReservedSmemBytes - kStaticSmemBytes) / 128 * 128;
 }
 
+/// The same for a call of `routes`. Both kernels of kRouteItems stand on every SM at once, and
+/// neither has half of it: down has all of its weights there when gate_up ends, 55 KiB of GLM-5.2
+/// TP8 at 8 routes, 110 at 16; the rest is gate_up's.
+constexpr std::int32_t launch_smem_limit(const Spec& spec,
+                                         std::int32_t smem_per_block_bytes,
+                                         std::int32_t routes) {
+  if (!takes_routes(spec)) {
+    return launch_smem_limit(smem_per_block_bytes, spec.blocks_per_sm);
+  }
+  const std::int32_t both =
+      smem_per_block_bytes + kReservedSmemBytes - 2 * (kReservedSmemBytes + kStaticSmemBytes);
+  const std::int32_t down = both * (routes <= 8 ? 36 : 53) / 100 / 128 * 128;
+  return spec.role == Role::kDown ? down : (both - down) / 128 * 128;
+}
+
+/// Of any call.
+constexpr std::int32_t largest_smem_limit(const Spec& spec, std::int32_t smem_per_block_bytes) {
+  return std::max(launch_smem_limit(spec, smem_per_block_bytes, 1),
+                  launch_smem_limit(spec, smem_per_block_bytes, kMaxRouteItems));
+}
+
 /// Clusters that fit the device at once. Those of more than two blocks need whole GPCs, which are
 /// not all of one size: on an H200, 62 of 66 clusters of four are resident.
 constexpr std::int32_t resident_clusters(std::int32_t num_sms,
@@ -66,16 +87,53 @@ inline std::int32_t ring_bytes(const Spec& spec, std::int32_t room) {
 inline constexpr std::int32_t kSmemBytesBesideL1 = 176 * 1024;
 
 constexpr bool needs_l1(const Spec& spec) {
-  return !shares_items(spec) && !stages_operands(spec);
+  return !shares_items(spec);
+}
+
+/// kRouteItems: what the warps' steps take, as far as there is room.
+inline Geometry route_geometry(const Spec& spec,
+                               const LaunchShape& shape,
+                               std::int32_t grid,
+                               std::int32_t row_tiles) {
+  RouteShape smem;
+  smem.routes = shape.num_tokens * shape.top_k;
+  smem.tokens = shape.num_tokens;
+  smem.k_tiles = static_cast<std::int32_t>(device::fp4_k_tiles(shape.hidden, 0));
+  smem.tiles = spec.role == Role::kDown ? spec.row_tiles : (row_tiles + grid - 1) / grid;
+  const RouteMap map = route_map(spec, smem);
+  // down asks for everything at once: its weights must be there when gate_up ends.
+  const std::int32_t k_tiles =
+      static_cast<std::int32_t>(device::fp4_k_tiles(shape.intermediate, shape.down_group_offset));
+  const std::int32_t parts = route_parts(spec, smem.routes);
+  const std::int32_t groups = spec.warps / parts;
+  const std::int32_t chunks = (k_tiles + spec.k_tiles - 1) / spec.k_tiles;
+  const std::int32_t steps = spec.role == Role::kDown ? (smem.routes + groups - 1) / groups *
+                                                            ((chunks + parts - 1) / parts)
+                                                      : 1;
+  const std::int32_t slots = spec.warps * steps * route_slot_bytes(spec, smem.tiles);
+  Geometry made;
+  made.grid = grid;
+  made.smem_bytes = shape.smem_bytes;
+  made.ring_bytes = std::max(0, shape.smem_bytes - map.ring);
+  made.result_rows = spec.role == Role::kDown ? smem.routes : 0;  // all of any call
+  made.fits = made.ring_bytes >= slots && smem.routes <= kMaxRouteItems &&
+              (spec.role == Role::kGateUp
+                   ? smem.tiles * device::kFp4TileRows <= num_threads(spec)
+                   : grid <= shape.max_clusters && k_tiles >= spec.k_tiles && steps <= kMaxSlots);
+  return made;
 }
 
 inline Geometry gate_up_geometry(const Spec& spec, const LaunchShape& shape) {
+  if (takes_routes(spec)) {
+    // Gated or not: items of the larger number.
+    const auto tiles = static_cast<std::int32_t>(device::fp4_row_tiles(shape.intermediate, 2));
+    return route_geometry(
+        spec, shape, shape.num_sms * shape.blocks_per_sm, shape.num_tokens * shape.top_k * tiles);
+  }
   const std::int32_t limit =
       needs_l1(spec) ? std::min(shape.smem_bytes, kSmemBytesBesideL1) : shape.smem_bytes;
   const std::int32_t routes = shape.num_tokens * shape.top_k;
-  SmemShape smem{routes, shape.num_experts, 0, 0, 0};
-  smem.operand_rows = shape.num_tokens;
-  smem.operand_k_tiles = static_cast<std::int32_t>(device::fp4_k_tiles(shape.hidden, 0));
+  const SmemShape smem{routes, shape.num_experts, 0, 0, 0};
   const SmemMap map = smem_map(spec, smem);
   Geometry made;
   made.grid = shape.num_sms * shape.blocks_per_sm;
@@ -119,11 +177,11 @@ inline Geometry down_geometry(const Spec& spec, const LaunchShape& shape) {
   const std::int32_t routes = shape.num_tokens * shape.top_k;
   const std::int32_t tiles = (shape.hidden + device::kFp4TileRows - 1) / device::kFp4TileRows;
   const std::int32_t clusters = std::clamp(shape.max_clusters, 1, tiles);
+  if (takes_routes(spec)) {
+    return route_geometry(spec, shape, (tiles + spec.row_tiles - 1) / spec.row_tiles, tiles);
+  }
   SmemShape smem{routes, shape.num_experts, 0, 0, 0};
   smem.rows = (tiles + clusters - 1) / clusters * device::kFp4TileRows;
-  smem.operand_rows = routes;
-  smem.operand_k_tiles =
-      static_cast<std::int32_t>(device::fp4_k_tiles(shape.intermediate, shape.down_group_offset));
   const std::int32_t row_bytes = result_stride(smem.rows) * 4;
   const std::int32_t share = (routes + shape.cluster - 1) / shape.cluster;
   const std::int32_t wanted = shape.cluster == 1 ? routes : std::min(routes, share * 115 / 100 + 8);

@@ -58,14 +58,47 @@ TEST(Geometry, TooLittleSharedMemoryDoesNotFit) {
   EXPECT_FALSE(down_geometry(kDown, shape).fits);
 }
 
-TEST(Geometry, StagedRowsFitForFewTokensOnly) {
-  Spec staged = kGateUp;
-  staged.lookahead = 0;
-  static_assert(operand_stride(96) == 6144 * 2 + 16);
-  ASSERT_EQ(why_invalid(staged), nullptr);
-  EXPECT_TRUE(gate_up_geometry(staged, glm_tp8(1)).fits);
-  EXPECT_TRUE(gate_up_geometry(staged, glm_tp8(2)).fits);
-  EXPECT_FALSE(gate_up_geometry(staged, glm_tp8(8)).fits);  // 98 KB of x
+TEST(Geometry, RouteItemsHoldAllOfDownBesideGateUp) {
+  const Spec gate_up{.warps = 16,
+                     .row_tiles = 2,
+                     .k_tiles = 4,
+                     .lookahead = 1,
+                     .whole_items = kRouteItems,
+                     .blocks_per_sm = 2};
+  Spec down{.role = Role::kDown, .row_tiles = 3, .k_tiles = 2, .lookahead = 0};
+  down.whole_items = kRouteItems;
+  ASSERT_EQ(why_invalid(gate_up), nullptr);
+  ASSERT_EQ(why_invalid(down), nullptr);
+  constexpr std::int32_t kBlock = 227 * 1024;
+  for (const std::int32_t tokens : {1, 2}) {
+    LaunchShape shape = glm_tp8(tokens);
+    shape.intermediate = 256;
+    shape.blocks_per_sm = shape.cluster = 1;
+    shape.max_clusters = 132;
+    shape.smem_bytes = launch_smem_limit(gate_up, kBlock, 8 * tokens);
+    const Geometry first = gate_up_geometry(gate_up, shape);
+    EXPECT_TRUE(first.fits);
+    EXPECT_EQ(first.grid, 132);
+    // Two items of an SM are three steps of each warp; of four items two remain.
+    EXPECT_GE(first.ring_bytes / gate_up.warps, (tokens == 1 ? 3 : 2) * 4 * 576);
+    shape.smem_bytes = launch_smem_limit(down, kBlock, 8 * tokens);
+    const Geometry second = down_geometry(down, shape);
+    EXPECT_TRUE(second.fits);
+    EXPECT_EQ(second.grid, 6144 / 16 / 3);
+    EXPECT_GE(second.ring_bytes, 8 * tokens * 3 * 4 * 576);
+    EXPECT_EQ(second.spill_bytes, 0);
+    EXPECT_LE(first.smem_bytes + second.smem_bytes + 2 * (kStaticSmemBytes + kReservedSmemBytes),
+              228 * 1024);
+    Spec wider = down;
+    wider.row_tiles = 2;  // 192 blocks, the device holds 132
+    EXPECT_FALSE(down_geometry(wider, shape).fits);
+    shape.intermediate = 64;  // less than one step of K
+    EXPECT_FALSE(down_geometry(down, shape).fits);
+  }
+  LaunchShape many = glm_tp8(5);  // 40 routes, more than lanes
+  many.blocks_per_sm = 1;
+  many.smem_bytes = launch_smem_limit(kBlock, 1);
+  EXPECT_FALSE(gate_up_geometry(gate_up, many).fits);
 }
 
 TEST(Geometry, SharedItemsTakeWholeWarpgroupsAndKeepTwoSlots) {

@@ -24,7 +24,7 @@ constexpr std::int64_t kTokens = 3;
 constexpr std::int64_t kTopK = 2;
 constexpr std::int64_t kExperts = 4;
 constexpr std::int64_t kHidden = 136;
-constexpr std::int64_t kInner = 72;
+constexpr std::int64_t kInner = 136;
 constexpr std::array<std::int32_t, kTokens* kTopK> kIds = {2, 0, 2, -1, 3, 0};
 constexpr std::array<float, kTokens* kTopK> kRouteWeights = {0.5F, 0.25F, 1.0F, 8.0F, 2.0F, 0.5F};
 constexpr float kGlobal = 0.0625F;
@@ -215,7 +215,8 @@ Geometry role_geometry(const Variant& variant) {
   shape.hidden = kHidden;
   shape.intermediate = kInner;
   shape.num_sms = 3;
-  shape.smem_bytes = launch_smem_limit(kSm90SmemBytes, variant.spec.blocks_per_sm);
+  shape.smem_bytes =
+      launch_smem_limit(variant.spec, kSm90SmemBytes, static_cast<std::int32_t>(kTokens * kTopK));
   shape.cluster = variant.cluster;
   shape.max_clusters = 2;
   return variant.spec.role == Role::kDown ? down_geometry(variant.spec, shape)

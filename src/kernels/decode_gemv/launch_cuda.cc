@@ -103,8 +103,10 @@ Result<plan::KernelSource> source(std::string_view kernel) {
   made.kernel = kernel;
   made.entry = plan::entry_symbol(kernel);
   made.num_threads = resident ? num_threads(resident->spec()) : num_threads(variant->spec);
-  made.smem_bytes = launch_smem_limit(kSm90SmemBytes, resident ? 1 : variant->spec.blocks_per_sm) +
+  made.smem_bytes = (resident ? launch_smem_limit(kSm90SmemBytes, 1)
+                              : largest_smem_limit(variant->spec, kSm90SmemBytes)) +
                     kStaticSmemBytes;
+  made.shares_sm = !resident && takes_routes(variant->spec);
   made.prelude = resident ? prelude(*resident, made.entry) : prelude(*variant, made.entry);
   return made;
 }

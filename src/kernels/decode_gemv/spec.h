@@ -15,6 +15,9 @@ enum class Role : device::i32 { kGateUp = 0, kDown = 1 };
 constexpr device::i32 kSplitItems = 0;   // equal shares of the list of steps: K may be split
 constexpr device::i32 kWholeItems = 1;   // an item is one warp's
 constexpr device::i32 kSharedItems = 2;  // a row tile of the item is one warp's: warpgroups (WGMMA)
+// Each route is an entry of its own: K of a row tile over warps / row_tiles warps
+// (gate_up), a route over as many as there are warps for it (down).
+constexpr device::i32 kRouteItems = 3;
 
 struct Spec {
   Role role = Role::kGateUp;
@@ -22,8 +25,8 @@ struct Spec {
   device::i32 warps = 16;         // each with a ring of its own
   device::i32 row_tiles = 1;      // 16-row tiles of one item
   device::i32 k_tiles = 4;        // tiles of 64 columns of one step
-  device::i32 lookahead = 4;      // operand fragments are loaded this many tiles of K ahead; 0: all
-                                  // rows of the other operand are copied to shared memory
+  device::i32 lookahead = 4;      // operand fragments are loaded this many tiles of K ahead;
+                                  // kRouteItems, down: tiles decoded before their columns are there
   device::i32 max_columns = 8;    // routes of one expert in one pass; 8 n are always multiplied
   device::i32 whole_items = 0;    // kSplitItems, kWholeItems or kSharedItems
   device::i32 blocks_per_sm = 1;  // register budget
@@ -47,7 +50,6 @@ struct SmemMap {
   device::i32 entries = 0;          // Entry [entries]
   device::i32 partials = 0;         // f32 [warps][row tiles][octets][32][4], or the sort scratch
   device::i32 results = 0;          // down: f32 [result_rows][rows + 4]
-  device::i32 operands = 0;         // lookahead 0: rows of x or of the intermediate
   device::i32 ring = 0;
   device::i32 total = 0;
 };
@@ -59,8 +61,6 @@ struct SmemShape {
   device::i32 result_rows = 0;  // down: routes whose results fit in shared memory
   device::i32 rows = 0;         // down: output rows of a block
   device::i32 ring_bytes = 0;
-  device::i32 operand_rows = 0;     // tokens, or routes of down
-  device::i32 operand_k_tiles = 0;  // of a row
 };
 
 constexpr device::i32 kCastThreads = 256;  // of a block; a block has as many columns of one token
@@ -109,6 +109,10 @@ constexpr bool splits_steps(const Spec& s) {
   return shares_items(s) && s.role == Role::kDown;
 }
 
+constexpr bool takes_routes(const Spec& s) {
+  return s.whole_items == kRouteItems;
+}
+
 /// Warps that read weights.
 constexpr device::i32 weight_warps(const Spec& s) {
   return shares_items(s) ? s.warps - kColumnWarps : s.warps;
@@ -133,15 +137,6 @@ constexpr device::i32 columns_bytes(const Spec& s) {
 constexpr device::i32 slots_bytes(const Spec& s) {
   const device::i32 bytes = columns_bytes(s) + weight_warps(s) * slot_bytes(s);
   return shares_items(s) ? device::round_up(bytes, kColumnAlign) : bytes;
-}
-
-constexpr bool stages_operands(const Spec& s) {
-  return s.lookahead == 0;
-}
-
-/// Bytes from one staged row to the next: sixteen more, so that rows stand on different banks.
-constexpr device::i32 operand_stride(device::i32 k_tiles) {
-  return k_tiles * device::kFp4TileCols * 2 + 16;
 }
 
 constexpr device::i32 octets(const Spec& s) {
@@ -183,8 +178,6 @@ constexpr SmemMap smem_map(const Spec& s, const SmemShape& shape) {
   map.partials = take(partials > kSortScratchBytes ? partials : kSortScratchBytes);
   map.results = take(s.role == Role::kDown ? shape.result_rows * result_stride(shape.rows) * 4 : 0);
   take(shares_items(s) ? kColumnAlign : 0);  // the ring begins at a multiple of it
-  map.operands =
-      take(stages_operands(s) ? shape.operand_rows * operand_stride(shape.operand_k_tiles) : 0);
   map.ring = device::round_up(at, 128);
   map.total = map.ring + shape.ring_bytes;
   return map;
@@ -205,12 +198,20 @@ constexpr const char* why_invalid(const Spec& s) {
     if (s.k_tiles != kColumnWarps || s.max_columns < 16 || s.max_columns > 24) {
       return "k_tiles must be the column warps, max_columns 16 or 24";
     }
+  } else if (takes_routes(s)) {
+    if (s.max_columns != 8 || s.row_tiles > 4 || s.warps % 4 != 0 ||
+        (s.role == Role::kGateUp && s.warps % (4 * s.row_tiles) != 0)) {
+      return "route items: 8 columns, at most 4 row tiles, parts of 4 warps (gate_up)";
+    }
   } else if (s.row_tiles < 1 || s.row_tiles > 4) {
     return "row_tiles must be 1 to 4";
   }
-  if (s.k_tiles < 1 || s.k_tiles > 8 || s.lookahead < 0 ||
-      (s.lookahead > 0 && s.k_tiles % s.lookahead != 0)) {
-    return "k_tiles must be 1 to 8 and a multiple of lookahead";
+  if (s.k_tiles < 1 || s.k_tiles > 8) {
+    return "k_tiles must be 1 to 8";
+  }
+  if (takes_routes(s) ? s.lookahead < 0 || s.lookahead > s.row_tiles * s.k_tiles
+                      : s.lookahead < 1 || s.k_tiles % s.lookahead != 0) {
+    return "k_tiles must be a multiple of lookahead";
   }
   if (s.max_columns != 8 && s.max_columns != 16 && s.max_columns != 24 && s.max_columns != 32) {
     return "max_columns must be 8, 16, 24 or 32";
@@ -231,4 +232,75 @@ constexpr const char* why_invalid(const ResidentSpec& s) {
 }
 
 }  // namespace MOEKIT_ISA
+
+// The kernels that take each route by itself (kRouteItems, README section 4): their shared memory,
+// and the division of their work that it depends on.
+
+constexpr device::i32 kMaxRouteItems = 32;  // routes of a call: one a lane
+
+/// What one map is computed from; what a role does not name is 0.
+struct RouteShape {
+  device::i32 routes = 0;   // tokens * top_k
+  device::i32 tokens = 0;   // gate_up
+  device::i32 k_tiles = 0;  // gate_up: of x
+  device::i32 tiles = 0;    // gate_up: items of a block, down: row tiles of a block; at most
+};
+
+/// Byte offsets into the block's dynamic shared memory.
+struct RouteMap {
+  device::i32 ends = 0;      // down: RouteEnd [routes]
+  device::i32 rows = 0;      // down: f32 [rows][routes], what is added to (and mxfp4: multiplies) r
+  device::i32 operands = 0;  // gate_up: rows of x
+  device::i32 partials = 0;  // f32 [tile][16 rows][parts]; down: [tile][16 rows][routes][parts]
+  device::i32 ring = 0;      // the rest: each warp an equal part
+};
+
+constexpr device::i32 kRouteEndBytes = 16;
+
+inline namespace MOEKIT_ISA {
+
+/// Warps that share the K of one row tile.
+constexpr device::i32 route_parts(const Spec& s, device::i32 routes) {
+  if (s.role == Role::kGateUp) {
+    return s.warps / s.row_tiles;
+  }
+  device::i32 parts = 1;
+  while (parts * 2 * routes <= s.warps) {
+    parts *= 2;
+  }
+  return parts;
+}
+
+/// Bytes from one row of x to the next: sixteen more, so that rows stand on different banks.
+constexpr device::i32 operand_stride(device::i32 k_tiles) {
+  return k_tiles * device::kFp4TileCols * 2 + 16;
+}
+
+/// f32 from one row of partial sums to the next: four more, for the banks of 16-byte reads.
+constexpr device::i32 partial_stride(device::i32 routes, device::i32 parts) {
+  return device::round_up(routes * parts, 4) + 4;
+}
+
+/// Weights of one step of a warp: gate_up: k_tiles of one row tile, down: of each of the block's.
+constexpr device::i32 route_slot_bytes(const Spec& s, device::i32 tiles) {
+  return (s.role == Role::kGateUp ? 1 : tiles) * slot_row_bytes(s);
+}
+
+constexpr RouteMap route_map(const Spec& s, const RouteShape& shape) {
+  const bool down = s.role == Role::kDown;
+  const device::i32 rows = shape.tiles * device::kFp4TileRows;
+  RouteMap map;
+  device::i32 at = down ? shape.routes * kRouteEndBytes : 0;
+  map.rows = at;
+  at += down ? rows * shape.routes * (s.group_size == 32 ? 8 : 4) : 0;
+  map.operands = at;
+  at += down ? 0 : shape.tokens * operand_stride(shape.k_tiles);
+  map.partials = at;
+  at += rows * partial_stride(down ? shape.routes : 1, route_parts(s, shape.routes)) * 4;
+  map.ring = device::round_up(at, 128);
+  return map;
+}
+
+}  // namespace MOEKIT_ISA
+
 }  // namespace moekit::kernels::decode_gemv

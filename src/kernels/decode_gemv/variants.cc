@@ -62,11 +62,11 @@ constexpr bool kMxfp4 = true;
 
 // Columns of a row: routes, mean routes per expert, K tiles, row tiles, MB, blocks per SM.
 // Few bytes: half of each SM stays free, so that down starts beside gate_up.
-// w12r1k4a0 (x staged): h200-decode-gemv-0003.jsonl; w20r16 (WGMMA) of both roles: 0005. A WGMMA
-// item is 16 row tiles, so layers of few bytes keep the warps of their own. Its 16 columns in mxfp4
-// spill.
+// w16..i3 (routes by themselves): h200-decode-gemv-0004.jsonl; w20r16 (WGMMA) of both roles: 0005.
+// A WGMMA item is 16 row tiles, so layers of few bytes keep the warps of their own. Its 16 columns
+// in mxfp4 spill.
 constexpr VariantRow kGateUpRows[] = {
-    {gate_up({12, 1, 4, 0}, 8, kSplitItems, 2), kAny, 4, kAny, kAny, 40, 1, kNvfp4, !kMxfp4},
+    {gate_up({16, 2, 4, 1}, 8, kRouteItems, 2), 32, 1, kAny, kAny, 40, 1, kNvfp4, !kMxfp4},
     {gate_up({24, 1, 4, 2}, 8, kSplitItems, 1), kAny, 4, kAny, kAny, kAny, 1, kNvfp4, !kMxfp4},
     {gate_up({20, 1, 3, 3}, 8, kSplitItems, 1), kAny, 4, kAny, kAny, kAny, 1, !kNvfp4, kMxfp4},
     {gate_up({16, 2, 4, 1}, 16, kWholeItems, 1), kAny, 8, kAny, kAny, 200, 1},
@@ -81,6 +81,10 @@ constexpr VariantRow kGateUpRows[] = {
 // (at most 3 here) are few: clusters of two share them more evenly, at the price of reading each
 // other's results, which more routes than 128 are worth.
 constexpr VariantRow kDownRows[] = {
+    {down({16, 1, 3, 0}, 8, kRouteItems, 2, 1), 32, 1, kAny, 132, 40, 1, kNvfp4, !kMxfp4},
+    {down({16, 2, 2, 0}, 8, kRouteItems, 2, 1), 32, 1, kAny, 264, 40, 1, kNvfp4, !kMxfp4},
+    {down({16, 3, 2, 0}, 8, kRouteItems, 2, 1), 32, 1, kAny, 396, 40, 1, kNvfp4, !kMxfp4},
+    {down({16, 4, 2, 0}, 8, kRouteItems, 2, 1), 32, 1, kAny, 528, 40, 1, kNvfp4, !kMxfp4},
     {down({12, 1, 4, 2}, 8, kSplitItems, 2, 1), 16, 4, kAny, kAny, 40, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, kSplitItems, 1, 1), kAny, 4, kAny, 132, kAny, 1, kNvfp4, !kMxfp4},
     {down({24, 1, 4, 2}, 8, kSplitItems, 1, 2), kAny, 4, kAny, 198, kAny, 1, kNvfp4, !kMxfp4},
@@ -180,7 +184,8 @@ LaunchShape launch_shape(const Variant& variant, const CallShape& shape) {
   launch.intermediate = shape.intermediate;
   launch.down_group_offset = shape.down_group_offset;
   launch.num_sms = shape.num_sms;
-  launch.smem_bytes = launch_smem_limit(shape.smem_per_block_bytes, variant.spec.blocks_per_sm);
+  launch.smem_bytes =
+      launch_smem_limit(variant.spec, shape.smem_per_block_bytes, launch.num_tokens * launch.top_k);
   launch.cluster = variant.cluster;
   return launch;
 }

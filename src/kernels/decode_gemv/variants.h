@@ -53,7 +53,10 @@ inline constexpr std::string_view kCastKernel = "decode_gemv.any.cast_t256.sm90a
 inline constexpr std::int32_t kResidentColumns = 8;
 
 [[nodiscard]] constexpr bool pairs_with(const Variant& gate_up, const Variant& down) {
-  return gate_up.spec.max_columns == kResidentColumns && down.spec.max_columns == kResidentColumns;
+  // No row serves a call by routes in down alone.
+  return gate_up.spec.max_columns == kResidentColumns &&
+         down.spec.max_columns == kResidentColumns &&
+         (takes_routes(gate_up.spec) || !takes_routes(down.spec));
 }
 
 /// A compiled variant and where it wins.

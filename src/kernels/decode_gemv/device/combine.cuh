@@ -8,10 +8,11 @@
 
 namespace moekit::kernels::decode_gemv {
 
-/// Adds four values of `base`, from element `at` on.
-inline void add_io(float (&values)[4], const void* base, i64 at, IoType type) {
+/// Adds values of `base`, from element `at` on.
+template <i32 kCount>
+inline void add_io(float (&values)[kCount], const void* base, i64 at, IoType type) {
 #pragma unroll
-  for (i32 part = 0; part < 4; ++part) {
+  for (i32 part = 0; part < kCount; ++part) {
     if (type == IoType::kF32) {
       values[part] += static_cast<const float*>(base)[at + part];
     } else {
@@ -21,19 +22,20 @@ inline void add_io(float (&values)[4], const void* base, i64 at, IoType type) {
   }
 }
 
-/// Stores four values. One decision for all: this is the last code of the layer, and cold.
-inline void store_io(void* base, i64 at, IoType type, const float (&values)[4]) {
+/// Stores values. One decision for all: this is the last code of the layer, and cold.
+template <i32 kCount>
+inline void store_io(void* base, i64 at, IoType type, const float (&values)[kCount]) {
   u16* const halves = static_cast<u16*>(base) + at;
   float* const floats = static_cast<float*>(base) + at;
   if (type == IoType::kBf16) {
 #pragma unroll
-    for (i32 part = 0; part < 4; ++part) {
+    for (i32 part = 0; part < kCount; ++part) {
       halves[part] = device::bf16_from_f32(values[part]);
     }
     return;
   }
 #pragma unroll
-  for (i32 part = 0; part < 4; ++part) {
+  for (i32 part = 0; part < kCount; ++part) {
     if (type == IoType::kF16) {
       halves[part] = device::f16_from_f32(values[part]);
     } else {

@@ -22,13 +22,12 @@ class Consumer {
            const Extents<S>& extents,
            const BlockWork<S>& work,
            const Routes& routes,
-           const Ring& ring,
-           u32 staged)
+           const Ring& ring)
       : extents_(extents),
         work_(work),
         routes_(routes),
         ring_(ring),
-        operand_(args, extents, lane_, staged),
+        operand_(args, extents, lane_),
         codes_at_(device::opaque(ring.slots + lane_.codes_at)),
         scales_at_(device::opaque(ring.slots + lane_.scales_at)),
         warp_(static_cast<i32>(threadIdx.x / 32)),
@@ -36,7 +35,7 @@ class Consumer {
 
   /// The operands of the first step.
   void load_first(const Walk<S>& walk, i32 steps) {
-    if (steps <= 0 || stages_operands(S)) {
+    if (steps <= 0) {
       return;
     }
     operand_.locate(routes_, walk.entry);
@@ -137,9 +136,6 @@ class Consumer {
 
   void begin_part(const Walk<S>& walk, const Epilogue& epilogue) {
     sums_.clear();
-    if constexpr (stages_operands(S)) {
-      operand_.locate(routes_, walk.entry);
-    }
     headed_ = walk.begins_item();
     if (headed_) {
 #pragma unroll
@@ -163,12 +159,8 @@ class Consumer {
     const i32 next_k_tile = more ? next.chunk * S.k_tiles : k_tile;
 #pragma unroll
     for (i32 at = 0; at < S.k_tiles; ++at) {
-      constexpr i32 kHeld = stages_operands(S) ? 1 : S.lookahead;
-      device::Words4(&columns)[2][octets(S)] = operand_.words[at % kHeld];
+      device::Words4(&columns)[2][octets(S)] = operand_.words[at % S.lookahead];
       if (at < tiles) {
-        if constexpr (stages_operands(S)) {
-          operand_.load_staged(columns, k_tile + at);
-        }
         if (probe) {
           probe_columns<S>(sums_, columns[0]);
           probe_columns<S>(sums_, columns[1]);
@@ -178,9 +170,6 @@ class Consumer {
                          codes_at + static_cast<u32>(at * kBytes),
                          scales_at + static_cast<u32>(at * kBytes),
                          columns);
-      }
-      if constexpr (stages_operands(S)) {
-        continue;
       }
       const i32 ahead = at + S.lookahead - S.k_tiles;  // in the next step
       if (ahead == 0 && next.entry != walk.entry && more) {

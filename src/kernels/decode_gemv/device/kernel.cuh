@@ -6,6 +6,8 @@
 
 #include "kernels/decode_gemv/device/combine.cuh"
 #include "kernels/decode_gemv/device/consume.cuh"
+#include "kernels/decode_gemv/device/route_down.cuh"
+#include "kernels/decode_gemv/device/route_gate_up.cuh"
 #include "kernels/decode_gemv/device/shared_items.cuh"
 #include "kernels/decode_gemv/device/shared_results.cuh"
 
@@ -58,9 +60,6 @@ inline Ring make_ring(const Args& args, const SmemMap& map, StaticSmem& fixed) {
     device::mbarrier_init(ring.full + lane * 8, 1);
     if (threadIdx.x == 0) {
       device::mbarrier_init(device::shared_address(&fixed.globals_full), num_threads(S));
-      if constexpr (stages_operands(S)) {
-        device::mbarrier_init(device::shared_address(&fixed.operands_full), 1);
-      }
     }
     device::mbarrier_init_fence();
   }
@@ -103,78 +102,8 @@ inline void retire_barriers(StaticSmem& fixed) {
   }
   if (threadIdx.x == 0) {
     device::mbarrier_invalidate(globals_full);
-    if constexpr (stages_operands(S)) {
-      device::mbarrier_invalidate(device::shared_address(&fixed.operands_full));
-    }
   }
 }
-
-/// The rows of the other operand in shared memory.
-template <Spec S>
-class StagedRows {
- public:
-  StagedRows(const Args& args, const SmemMap& map, StaticSmem& fixed)
-      : args_(args),
-        rows_(S.role == Role::kDown ? args.num_tokens * args.top_k : args.num_tokens),
-        at_(device::shared_address(dynamic_smem + map.operands)),
-        full_(device::shared_address(&fixed.operands_full)) {}
-
-  u32 address() const { return at_; }
-
-  /// Warp 0 asks for all rows: x before anything else, for it waits behind what is asked for first.
-  void request(const Extents<S>& extents) const {
-    if (!stages_operands(S) || threadIdx.x >= 32) {
-      return;
-    }
-    const u32 bytes = static_cast<u32>(extents.k_elems * 2);
-    if (threadIdx.x == 0) {
-      device::mbarrier_arrive_expect(full_, bytes * static_cast<u32>(rows_));
-    }
-    __syncwarp();
-    const u8* const base =
-        static_cast<const u8*>(S.role == Role::kDown ? static_cast<const void*>(args_.intermediate)
-                                                     : static_cast<const void*>(args_.x));
-    const i64 stride = S.role == Role::kDown ? args_.intermediate_size : args_.x_stride;
-    for (i32 row = static_cast<i32>(threadIdx.x); row < rows_; row += 32) {
-      device::bulk_copy(row_at(extents, row) + static_cast<u32>(extents.k_offset * 2),
-                        base + row * stride * 2,
-                        bytes,
-                        full_);
-    }
-  }
-
-  /// All threads, before a barrier of the block: zeros beside the columns.
-  void clear_margins(const Extents<S>& extents) const {
-    if (!stages_operands(S) || !extents.ragged) {
-      return;
-    }
-    const i32 before = extents.k_offset / 8;
-    const i32 chunks = extents.k_tiles * device::kFp4TileCols / 8 - extents.k_elems / 8;
-    for (i32 row = static_cast<i32>(threadIdx.x / 32); row < rows_; row += S.warps) {
-      for (i32 chunk = static_cast<i32>(threadIdx.x % 32); chunk < chunks; chunk += 32) {
-        const i32 at = chunk < before ? chunk : chunk + extents.k_elems / 8;
-        device::store_shared_floats(row_at(extents, row) + static_cast<u32>(at * 16),
-                                    {0.0F, 0.0F, 0.0F, 0.0F});
-      }
-    }
-  }
-
-  void wait() const {
-    if constexpr (stages_operands(S)) {
-      device::mbarrier_wait(full_, 0);
-    }
-  }
-
- private:
-  u32 row_at(const Extents<S>& extents, i32 row) const {
-    return at_ + static_cast<u32>(row * operand_stride(extents.k_tiles));
-  }
-
-  const Args& args_;
-  i32 rows_;
-  u32 at_;
-  u32 full_;
-};
 
 /// f32 of a route's results in a table: the largest share of the output rows that a cluster has.
 template <Spec S>
@@ -276,37 +205,24 @@ inline void gate_up_body(const Args& args, StaticSmem& fixed) {
   device::grid_launch_dependents();
   FewRoutes<S> few(args);
   const Extents<S> extents(args);
-  SmemShape shape{args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes};
-  shape.operand_rows = args.num_tokens;
-  shape.operand_k_tiles = extents.k_tiles;
+  const SmemShape shape{args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes};
   const SmemMap map = smem_map(S, shape);
   const Ring ring = make_ring<S>(args, map, fixed);
-  const StagedRows<S> staged(args, map, fixed);
-  staged.request(extents);
-  if constexpr (!stages_operands(S)) {
-    prefetch_operands(args);
-  }
+  prefetch_operands(args);
   const Routes routes = make_routes(map, fixed);
   BlockWork<S> work(extents);
-  staged.clear_margins(extents);
   take_routes(args, routes, map, few, work);
   const WarpWork<S> own(work);
-  Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
+  Consumer<S, GateUpEpilogue<S>> consumer(args, extents, work, routes, ring);
   WeightStream<S> weights(args, extents, work, ring);
   const GateUpEpilogue<S> epilogue{args, extents, work, routes};
   const WarpExperts<S> experts{few, routes, few_routes<S>(args)};
   weights.begin(experts, own.walk, own.steps);
-  if constexpr (stages_operands(S)) {
-    weights.fill(experts, own.steps);
-  }
   settle_routes(args, routes, map, few);
   // Operands and globals before the other weights: requests are served in their order.
   consumer.load_first(own.walk, own.steps);
   request_globals<S>(args, routes);
-  if constexpr (!stages_operands(S)) {
-    weights.fill(routes, own.steps);
-  }
-  staged.wait();
+  weights.fill(routes, own.steps);
   consumer.run(weights,
                own.walk,
                own.steps,
@@ -355,18 +271,14 @@ inline void down_body(const Args& args, StaticSmem& fixed, const Wait& intermedi
   FewRoutes<S> few(args);
   const Extents<S> extents(args);
   const i32 stride = table_stride<S>(extents);
-  SmemShape shape{args.num_tokens * args.top_k,
-                  args.num_experts,
-                  args.result_rows,
-                  stride - kResultPad,
-                  args.ring_bytes};
-  shape.operand_rows = args.num_tokens * args.top_k;
-  shape.operand_k_tiles = extents.k_tiles;
+  const SmemShape shape{args.num_tokens * args.top_k,
+                        args.num_experts,
+                        args.result_rows,
+                        stride - kResultPad,
+                        args.ring_bytes};
   const SmemMap map = smem_map(S, shape);
   const Routes routes = make_routes(map, fixed);
   const Ring ring = make_ring<S>(args, map, fixed);
-  const StagedRows<S> staged(args, map, fixed);
-  staged.clear_margins(extents);
   BlockWork<S> work(extents);
   take_routes(args, routes, map, few, work);
   float* const own_rows = reinterpret_cast<float*>(dynamic_smem + map.results);
@@ -380,14 +292,9 @@ inline void down_body(const Args& args, StaticSmem& fixed, const Wait& intermedi
   request_globals<S>(args, routes);
   table = result_table(args, work, routes, own_rows, stride, fixed.tables);
   intermediate_is_there();
-  if constexpr (stages_operands(S)) {
-    device::async_proxy_fence_all();
-    staged.request(extents);
-  }
   const DownEpilogue<S> epilogue{args, extents, work, routes, table};
-  Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring, staged.address());
+  Consumer<S, DownEpilogue<S>> consumer(args, extents, work, routes, ring);
   consumer.load_first(own.walk, own.steps);
-  staged.wait();
   consumer.run(weights,
                own.walk,
                own.steps,
@@ -410,8 +317,7 @@ struct SharedStart {
   BlockWork<S> work;
 
   SharedStart(const Args& args, const Extents<S>& extents, StaticSmem& fixed)
-      : map(smem_map(
-            S, {args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes, 0, 0})),
+      : map(smem_map(S, {args.num_tokens * args.top_k, args.num_experts, 0, 0, args.ring_bytes})),
         routes(make_routes(map, fixed)),
         ring(make_shared_ring<S>(args, map, fixed)),
         work(extents) {
@@ -454,6 +360,38 @@ inline void shared_down_body(const Args& args, StaticSmem& fixed) {
   gather_results<S>(args, start.routes, start.work, results, fixed.gather);
 }
 
+inline RouteSmem route_smem(StaticSmem& fixed) {
+  return {dynamic_smem,
+          device::shared_address(fixed.full),
+          device::shared_address(&fixed.operands_full)};
+}
+
+/// `kLast`: the block has no other role afterwards.
+template <Spec S, bool kLast>
+inline void gate_up_role(const Args& args, StaticSmem& fixed) {
+  if constexpr (takes_routes(S)) {
+    const RouteSmem smem = route_smem(fixed);
+    const i32 slots = route_gate_up_body<S>(args, smem);
+    if constexpr (!kLast) {
+      retire_route_barriers<S>(smem, slots);
+    }
+  } else {
+    gate_up_body<S>(args, fixed);
+    if constexpr (!kLast) {
+      retire_barriers<S>(fixed);
+    }
+  }
+}
+
+template <Spec S, typename Wait>
+inline void down_role(const Args& args, StaticSmem& fixed, const Wait& intermediate_is_there) {
+  if constexpr (takes_routes(S)) {
+    route_down_body<S>(args, route_smem(fixed), intermediate_is_there);
+  } else {
+    down_body<S>(args, fixed, intermediate_is_there);
+  }
+}
+
 template <Spec S>
 inline void decode(const Args& args) {
   static_assert(why_invalid(S) == nullptr);
@@ -462,16 +400,21 @@ inline void decode(const Args& args) {
     // In this order: down reads the ids at once, and under the pin pdl_first whoever writes them
     // may still be running. Without that pin there is nothing to wait for.
     device::grid_dependency_wait();
-    clear_arrivals<S>(args);
-    if constexpr (shares_items(S)) {
-      shared_gate_up_body<S>(args, fixed);
+    if constexpr (takes_routes(S)) {
+      gate_up_role<S, true>(args, fixed);
+      clear_arrivals<S>(args);  // down waits for this kernel's end, its weights do not wait
     } else {
-      gate_up_body<S>(args, fixed);
+      clear_arrivals<S>(args);
+      if constexpr (shares_items(S)) {
+        shared_gate_up_body<S>(args, fixed);
+      } else {
+        gate_up_role<S, true>(args, fixed);
+      }
     }
   } else if constexpr (shares_items(S)) {
     shared_down_body<S>(args, fixed);
   } else {
-    down_body<S>(args, fixed, [] { device::grid_dependency_wait(); });
+    down_role<S>(args, fixed, [] { device::grid_dependency_wait(); });
   }
 }
 

@@ -105,11 +105,10 @@ class Operand {
  public:
   using Fragment = device::Words4;
 
-  Fragment words[stages_operands(S) ? 1 : S.lookahead][2][octets(S)];
+  Fragment words[S.lookahead][2][octets(S)];
 
-  /// `staged`: shared address of the first row, for stages_operands().
-  Operand(const Args& args, const Extents<S>& extents, const Lane<S>& lane, u32 staged)
-      : args_(args), extents_(extents), lane_(lane), staged_(staged) {}
+  Operand(const Args& args, const Extents<S>& extents, const Lane<S>& lane)
+      : args_(args), extents_(extents), lane_(lane) {}
 
   /// Lanes past the last column read it again; their sums are never looked at.
   void locate(const Routes& routes, i32 entry) {
@@ -119,26 +118,10 @@ class Operand {
       const i32 wanted = octet * 8 + lane_.group;
       const i32 column = wanted < item.columns ? wanted : item.columns - 1;
       const i32 route = routes.sorted[item.column_begin + column];
-      if constexpr (stages_operands(S)) {
-        const i32 row = S.role == Role::kDown ? route : route / args_.top_k;
-        columns_[octet] =
-            staged_ + static_cast<u32>(row * operand_stride(extents_.k_tiles) + lane_.quad * 32);
-        continue;
-      }
       const i64 row = S.role == Role::kDown
                           ? static_cast<i64>(route) * args_.intermediate_size
                           : static_cast<i64>(route / args_.top_k) * args_.x_stride;
       columns_[octet] = static_cast<u32>(row + lane_.quad * 16 - extents_.k_offset) * 2U;
-    }
-  }
-
-  /// One tile of K of staged rows: what stands beyond the columns is 0.
-  void load_staged(Fragment (&tile)[2][octets(S)], i32 k_tile) const {
-#pragma unroll
-    for (i32 octet = 0; octet < octets(S); ++octet) {
-      const u32 from = columns_[octet] + static_cast<u32>(k_tile * device::kFp4TileCols * 2);
-      tile[0][octet] = device::load_shared_words(from);
-      tile[1][octet] = device::load_shared_words(from + 16);
     }
   }
 
@@ -184,8 +167,7 @@ class Operand {
   const Args& args_;
   const Extents<S> extents_;
   const Lane<S> lane_;
-  u32 staged_;
-  u32 columns_[octets(S)];  // byte offset, or shared address, of the lane's first value
+  u32 columns_[octets(S)];  // byte offset of the lane's first value
 };
 
 template <Spec S>

@@ -25,8 +25,7 @@ inline void decode_resident(const ResidentArgs& args) {
   static_assert(why_invalid(R) == nullptr);
   __shared__ StaticSmem fixed;
   if (takes_part<R, num_threads(R.gate_up)>()) {
-    gate_up_body<R.gate_up>(args.gate_up, fixed);
-    retire_barriers<R.gate_up>(fixed);
+    gate_up_role<R.gate_up, false>(args.gate_up, fixed);
   }
   device::shared_before_copies_fence();
   // This block's part of the intermediate is written, its shared memory free. Not barrier 0: warps
@@ -39,7 +38,7 @@ inline void decode_resident(const ResidentArgs& args) {
   if (!takes_part<R, num_threads(R.down)>() || static_cast<i32>(blockIdx.x) >= args.down.blocks) {
     return;
   }
-  down_body<R.down>(args.down, fixed, [&args] {
+  down_role<R.down>(args.down, fixed, [&args] {
     if (threadIdx.x == 0) {
       while (device::load_acquire(args.arrivals) < gridDim.x) {
       }
