@@ -17,9 +17,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 10> kDevices{"cpu:portable",
+constexpr std::array<std::string_view, 11> kDevices{"cpu:portable",
                                                     "cpu:avx2",
                                                     "cpu:avx512",
+                                                    "cpu:amx",
                                                     "sm_80",
                                                     "sm_86",
                                                     "sm_89",
