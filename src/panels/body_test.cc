@@ -28,7 +28,8 @@ constexpr int64_t kNumPanels = 2;
 /// Two panels of random weights, written through the index maps, and rows of activations.
 class DotCase {
  public:
-  DotCase(const Panel16Shape& shape, int64_t num_tokens) : shape_(shape), tokens_(num_tokens) {
+  DotCase(const Panel16Shape& shape, int64_t num_tokens, std::uint32_t least_e8m0 = 120)
+      : shape_(shape), tokens_(num_tokens), least_e8m0_(least_e8m0) {
     panels_.resize(static_cast<std::size_t>(kNumPanels * device::panel16_panel_bytes(shape)));
     values_.resize(static_cast<std::size_t>(kNumPanels * kPanelRows * shape.cols));
     for (int64_t row = 0; row < kNumPanels * kPanelRows; ++row) {
@@ -113,7 +114,7 @@ class DotCase {
         return static_cast<double>(device::e4m3_to_f32(code));
       }
       case Panel16Element::kMxfp4: {
-        const std::uint32_t code = 120U + draw(12);
+        const std::uint32_t code = least_e8m0_ + draw(12);
         *at = static_cast<std::byte>(code);
         return static_cast<double>(device::e8m0_to_f32(code));
       }
@@ -155,6 +156,7 @@ class DotCase {
 
   Panel16Shape shape_;
   int64_t tokens_;
+  std::uint32_t least_e8m0_;
   std::mt19937 random_{7};
   std::vector<std::byte> panels_;
   std::vector<double> values_;
@@ -232,6 +234,30 @@ TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
     }
   }
   EXPECT_GE(judged, 4000);  // the portable body alone: 13 shapes, 1 to 4 tokens, 32 rows
+}
+
+// Scales so small that code * scale, or its product with an operand, leaves bf16 or f32 where the
+// group's sum does not: on both sides of what the AMX body folds, and the least that there are.
+TEST(Bodies, SmallScalesCountInFull) {
+  int64_t judged = 0;
+  for (const auto& [name, body] : testable()) {
+    for (const std::uint32_t least : {0U, 52U, 57U, 63U}) {
+      const int64_t most = std::min(body->max_tokens, int64_t{20});
+      const DotCase dots(
+          {Panel16Element::kMxfp4, kPanelRows * kNumPanels, 360, 1, 16, 0}, most, least);
+      const std::vector<float> sums = dots.dot(*body, 0, most);
+      for (int64_t i = 0; i < kNumPanels * most * kPanelRows; ++i) {
+        const int64_t row = i / (most * kPanelRows) * kPanelRows + i % kPanelRows;
+        const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % most);
+        EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
+                    sum,
+                    0x1p-23 * magnitude * std::sqrt(2.0 * 512) + 0x1p-126 * 24)
+            << name << " least " << least;
+        ++judged;
+      }
+    }
+  }
+  EXPECT_GE(judged, 4 * 4 * kNumPanels * kPanelRows);
 }
 
 // Vectors or not, an activation is the same arithmetic: the bits of every body are the portable
