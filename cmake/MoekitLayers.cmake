@@ -26,6 +26,12 @@ function(moekit_layer layer)
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   list(FILTER sources EXCLUDE REGEX "(_test|/bench|_fuzz)\\.cc$")
   moekit_isa_flags(${sources})
+  # One table per arch or layout, each with the same names; tests whose fixtures are named after what they test.
+  set(alone ${sources} ${tests})
+  list(FILTER alone INCLUDE REGEX "/(tuning/sm_[0-9a-z]*|packing_[a-z0-9]*|checkpoint/(layer|stored_orders)_test|jit/store_test)\\.cc$")
+  if(alone)
+    moekit_alone(${alone})
+  endif()
   if(sources)
     add_library(moekit_${layer} OBJECT ${sources})
     target_link_libraries(moekit_${layer} PRIVATE moekit_options nlohmann_json::nlohmann_json)
@@ -53,6 +59,7 @@ function(moekit_embed_sources)
       -P "${PROJECT_SOURCE_DIR}/cmake/embed_sources.cmake"
     DEPENDS "${PROJECT_SOURCE_DIR}/cmake/embed_sources.cmake" "${list}" ${paths}
     COMMENT "Embedding device sources" VERBATIM)
+  moekit_alone("${output}")
   target_sources(moekit_jit PRIVATE "${output}")
 endfunction()
 

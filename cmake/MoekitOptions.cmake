@@ -26,10 +26,19 @@ target_compile_options(moekit_options INTERFACE
   -ffp-contract=off
   $<$<BOOL:${MOEKIT_WERROR}>:-Werror>)
 if(MOEKIT_SANITIZE)
+  # Half the time of compiling file by file: what JSON and GoogleTest instantiate is instantiated once per batch. Names
+  # of one target's unnamed namespaces differ for it; sources that keep a name of their own stand apart (moekit_alone).
+  set(CMAKE_UNITY_BUILD ON)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 5 CACHE STRING "Sources compiled together; 0: all of a target")
   target_compile_options(moekit_options INTERFACE
     -fsanitize=${MOEKIT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(moekit_options INTERFACE -fsanitize=${MOEKIT_SANITIZE})
 endif()
+
+# moekit_alone(SOURCES...): not compiled in one batch with others of their target.
+function(moekit_alone)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
 
 # moekit_quick_to_compile(TARGET): what calls the library and computes little. Optimising assertions and option tables
 # takes twice as long as compiling them and makes no test faster.

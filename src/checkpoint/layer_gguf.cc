@@ -32,7 +32,7 @@ constexpr std::array kBlockSchemes{
 };
 
 /// One projection of all experts.
-struct Stack {
+struct BlockStack {
   const BlockScheme* blocks = nullptr;  // null: bf16
   WeightMatrix first{};                 // of expert 0
   std::int64_t num_experts = 0;
@@ -78,7 +78,7 @@ void take_apart(const BlockScheme& scheme,
   }
 }
 
-Result<Stack> read_blocks(const BlockScheme& scheme,
+Result<BlockStack> read_blocks(const BlockScheme& scheme,
                           const TensorEntry& entry,
                           LayerStorage& storage) {
   if (entry.shape.size() != 3) {
@@ -88,7 +88,7 @@ Result<Stack> read_blocks(const BlockScheme& scheme,
                                 base::join(entry.shape),
                                 "], expected [experts, rows, columns]"));
   }
-  Stack stack{.blocks = &scheme};
+  BlockStack stack{.blocks = &scheme};
   stack.num_experts = entry.shape[0];
   WeightMatrix& matrix = stack.first;
   matrix.format = scheme.format;
@@ -106,7 +106,7 @@ Result<Stack> read_blocks(const BlockScheme& scheme,
   return stack;
 }
 
-Result<Stack> read_plain(const TensorReader& tensors, const std::string& name) {
+Result<BlockStack> read_plain(const TensorReader& tensors, const std::string& name) {
   MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* tensor, tensors.require(name));
   const TensorView& view = tensor->view;
   if (view.dtype != DType::kBf16 || view.rank != 3) {
@@ -118,7 +118,7 @@ Result<Stack> read_plain(const TensorReader& tensors, const std::string& name) {
                            shape_text(view),
                            ", nearest supported: bf16 [experts, rows, columns]"));
   }
-  Stack stack;
+  BlockStack stack;
   stack.num_experts = view.shape[0];
   stack.first.rows = view.shape[1];
   stack.first.cols = view.shape[2];
@@ -128,7 +128,7 @@ Result<Stack> read_plain(const TensorReader& tensors, const std::string& name) {
   return stack;
 }
 
-Result<Stack> read_stack(const Checkpoint::State& state,
+Result<BlockStack> read_stack(const Checkpoint::State& state,
                          const std::string& name,
                          LayerStorage& storage) {
   const TensorReader tensors(state);
@@ -186,7 +186,7 @@ Result<const NamedTensor*> read_bias(const TensorReader& tensors,
 
 /// One projection with everything that belongs to it.
 struct Projection {
-  Stack stack{};
+  BlockStack stack{};
   std::vector<float> globals{};
   std::vector<float> input_scales{};
   const NamedTensor* bias = nullptr;
@@ -214,7 +214,7 @@ WeightMatrix expert_matrix(const Projection& projection,
                            std::int64_t expert,
                            std::int64_t first,
                            std::int64_t rows) {
-  const Stack& stack = projection.stack;
+  const BlockStack& stack = projection.stack;
   WeightMatrix matrix = stack.first;
   matrix.rows = rows;
   matrix.codes = static_cast<const std::byte*>(matrix.codes) + expert * stack.expert_bytes +
@@ -248,9 +248,9 @@ Status check_stack(const Projection& projection,
                    const Projection& down,
                    std::int64_t rows,
                    std::int64_t cols) {
-  const Stack& stack = projection.stack;
+  const BlockStack& stack = projection.stack;
   if (stack.blocks != down.stack.blocks) {
-    const auto shown = [](const Stack& of) {
+    const auto shown = [](const BlockStack& of) {
       return of.blocks == nullptr ? "BF16" : of.blocks->type;
     };
     return invalid_argument(cat(
@@ -302,7 +302,7 @@ Result<GgufExperts> read_experts(const Checkpoint::State& state,
   if (facts != nullptr && facts->own_router_input && experts.down.stack.blocks == nullptr) {
     experts.down.globals.clear();  // Gemma-4's scale per expert, which the router applies
   }
-  const Stack& down = experts.down.stack;
+  const BlockStack& down = experts.down.stack;
   if (down.num_experts < 1 || down.num_experts > kMaxExperts) {
     return unsupported(
         cat(printable(prefix), " has ", down.num_experts, " experts, expected 1 to ", kMaxExperts));
@@ -329,7 +329,7 @@ Result<LayerWeights> read_gguf_experts(const Checkpoint::State& state, const std
   LayerWeights layer;
   layer.storage = std::make_shared<LayerStorage>();
   MOEKIT_ASSIGN_OR_RETURN(const GgufExperts experts, read_experts(state, prefix, *layer.storage));
-  const Stack& down = experts.down.stack;
+  const BlockStack& down = experts.down.stack;
   const std::int64_t inner = down.first.cols;
   layer.scheme = down.blocks == nullptr ? "gguf_bf16" : down.blocks->scheme;
   layer.prefix = prefix;

@@ -15,8 +15,6 @@
 namespace moekit {
 namespace {
 
-const std::string kFolder = std::string(MOEKIT_SOURCE_DIR) + "/testdata/checkpoints/";
-
 /// Folders whose `dequant.` tensors are [N, K] f32 of one projection; those of safetensors NVFP4
 /// are compared bit for bit in real_folders_test.cc, gpt-oss's own are transposed.
 std::vector<Expected> chosen_folders() {

@@ -17,12 +17,12 @@
 
 #include "moekit/checkpoint.h"
 
+#include "checkpoint/real_folders_test.h"
+
 namespace moekit {
 namespace {
 
 namespace fs = std::filesystem;
-
-const std::string kFolder = std::string(MOEKIT_SOURCE_DIR) + "/testdata/checkpoints/";
 
 struct Case {
   std::string folder;

@@ -21,8 +21,6 @@
 namespace moekit {
 namespace {
 
-const std::string kFolder = std::string(MOEKIT_SOURCE_DIR) + "/testdata/checkpoints/";
-
 float bf16_value(const void* data, std::int64_t index) {
   std::uint16_t bits = 0;
   std::memcpy(&bits, static_cast<const std::byte*>(data) + 2 * index, sizeof bits);

@@ -12,6 +12,8 @@
 
 namespace moekit {
 
+inline const std::string kFolder = std::string(MOEKIT_SOURCE_DIR) + "/testdata/checkpoints/";
+
 struct Expected {
   std::string folder;
   std::int64_t layer = 1;

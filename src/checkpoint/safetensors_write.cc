@@ -68,7 +68,7 @@ Result<TensorEntry> plan_tensor(const TensorToWrite& tensor) {
   return planned;
 }
 
-Result<std::string> header_text(const std::vector<TensorEntry>& planned,
+Result<std::string> planned_header(const std::vector<TensorEntry>& planned,
                                 const std::map<std::string, std::string>& metadata) {
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) {
@@ -118,7 +118,7 @@ Status checkpoint::write_entries(const std::string& path,
     }
     return left.name < right.name;
   });
-  MOEKIT_ASSIGN_OR_RETURN(const std::string header, header_text(entries, metadata));
+  MOEKIT_ASSIGN_OR_RETURN(const std::string header, planned_header(entries, metadata));
   MOEKIT_ASSIGN_OR_RETURN(base::PendingFile file, base::PendingFile::create(path));
   MOEKIT_RETURN_IF_ERROR(file.append(length_prefix(header.size())));
   MOEKIT_RETURN_IF_ERROR(file.append(header));

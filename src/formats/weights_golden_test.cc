@@ -14,20 +14,20 @@
 namespace moekit {
 namespace {
 
-struct GoldenRow {
+struct GoldenPair {
   std::uint32_t first = 0;   // hex
   std::uint32_t second = 0;  // hex
 };
 
-std::vector<GoldenRow> read_golden(const std::string& name) {
+std::vector<GoldenPair> read_golden(const std::string& name) {
   std::ifstream file(std::string(MOEKIT_SOURCE_DIR) + "/testdata/golden/" + name);
-  std::vector<GoldenRow> rows;
+  std::vector<GoldenPair> rows;
   for (std::string line; std::getline(file, line);) {
     if (line.empty() || line[0] == '#') {
       continue;
     }
     std::istringstream fields(line);
-    GoldenRow row;
+    GoldenPair row;
     fields >> std::hex >> row.first >> row.second;
     rows.push_back(row);
   }
@@ -59,18 +59,18 @@ class AllCodes {
 
 /// Decodes 16 codes under 256 scales; returns how many products were compared.
 int check_all_products(Format format, const std::string& scale_file) {
-  const std::vector<GoldenRow> codes = read_golden("e2m1_decode.txt");
-  const std::vector<GoldenRow> scales = read_golden(scale_file);
+  const std::vector<GoldenPair> codes = read_golden("e2m1_decode.txt");
+  const std::vector<GoldenPair> scales = read_golden(scale_file);
   EXPECT_EQ(codes.size(), 16U);
   EXPECT_EQ(scales.size(), 256U);
   int compared = 0;
-  for (const GoldenRow& scale : scales) {
+  for (const GoldenPair& scale : scales) {
     const double scale_value = static_cast<double>(std::bit_cast<float>(scale.second));
     const AllCodes row(format, static_cast<std::uint8_t>(scale.first));
     std::vector<float> out(16);
     EXPECT_TRUE(decode_row(row.matrix, 0, out).ok());
     const Status valid = validate_weights(row.matrix);
-    for (const GoldenRow& code : codes) {
+    for (const GoldenPair& code : codes) {
       // A double holds both factors and their product exactly.
       const double exact = static_cast<double>(std::bit_cast<float>(code.second)) * scale_value;
       if (std::isnan(scale_value) || scale_value < 0.0 ||
@@ -115,7 +115,7 @@ TEST(WeightsGolden, bf16_widens_every_pattern) {
 TEST(WeightsGolden, mxfp4_encode_rounds_as_the_table_says) {
   // Beside a 4 the group's scale is 2^0, so the codes are E2M1_RNE of the values themselves.
   int compared = 0;
-  for (const GoldenRow& row : read_golden("e2m1_round.txt")) {
+  for (const GoldenPair& row : read_golden("e2m1_round.txt")) {
     const float input = std::bit_cast<float>(row.first);
     if (!(std::fabs(input) < 8.0F)) {
       continue;

@@ -9,51 +9,51 @@
 namespace moekit::jit {
 namespace {
 
-constexpr std::array<SourceFile, 3> kSources = {SourceFile{"a.h", "#include \"b.h\"\nint a;\n", ""},
+constexpr std::array<SourceFile, 3> kImageSources = {SourceFile{"a.h", "#include \"b.h\"\nint a;\n", ""},
                                                 SourceFile{"b.h", "int b;\n", ""},
                                                 SourceFile{"c.h", "int c;\n", ""}};
 
-ImageRequest request() {
+ImageRequest image_request() {
   return {.kernel = "family.recipe.role_t1.sm90a",
           .entry = "family_recipe_role_t1_sm90a",
           .arch = "sm_90a",
           .prelude = "#include \"a.h\"\n"};
 }
 
-std::string id_of(const ImageRequest& asked, std::span<const SourceFile> sources = kSources) {
+std::string id_of(const ImageRequest& asked, std::span<const SourceFile> sources = kImageSources) {
   const Result<ResolvedRequest> resolved = resolve_request(asked, sources);
   EXPECT_TRUE(resolved.has_value());
   return resolved ? resolved->image_id : std::string();
 }
 
 TEST(ImageId, DependsOnEverythingThatIsCompiledAndOnNothingElse) {
-  const std::string base = id_of(request());
+  const std::string base = id_of(image_request());
   EXPECT_EQ(base.size(), 64U);
-  EXPECT_EQ(id_of(request()), base);
+  EXPECT_EQ(id_of(image_request()), base);
 
   std::set<std::string> others;
-  ImageRequest asked = request();
+  ImageRequest asked = image_request();
   asked.arch = "sm_80";
   others.insert(id_of(asked));
-  asked = request();
+  asked = image_request();
   asked.options = {"--maxrregcount=64"};
   others.insert(id_of(asked));
-  asked = request();
+  asked = image_request();
   asked.prelude += "// changed\n";
   others.insert(id_of(asked));
-  std::array<SourceFile, 3> changed = kSources;
+  std::array<SourceFile, 3> changed = kImageSources;
   changed[1].text = "int b2;\n";  // reached through a.h
-  others.insert(id_of(request(), changed));
-  changed = kSources;
+  others.insert(id_of(image_request(), changed));
+  changed = kImageSources;
   changed[1].name = "b.h";
   changed[0].text = "#include \"b.h\"\n#include \"c.h\"\nint a;\n";
-  others.insert(id_of(request(), changed));
+  others.insert(id_of(image_request(), changed));
   EXPECT_EQ(others.size(), 5U);
   EXPECT_EQ(others.count(base), 0U);
 
-  changed = kSources;
+  changed = kImageSources;
   changed[2].text = "int c2;\n";  // not reached
-  EXPECT_EQ(id_of(request(), changed), base);
+  EXPECT_EQ(id_of(image_request(), changed), base);
 }
 
 TEST(CacheKey, AddsTheCompiler) {
@@ -66,7 +66,7 @@ TEST(EntryName, BeginsWithTheDottedName) {
 }
 
 TEST(CompileOptions, ArchFollowsTheBaseAndTheFamilyComesLast) {
-  ImageRequest asked = request();
+  ImageRequest asked = image_request();
   asked.options = {"--maxrregcount=64"};
   const std::vector<std::string> options = compile_options(asked);
   ASSERT_EQ(options.size(), base_options().size() + 2);

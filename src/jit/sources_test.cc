@@ -32,13 +32,13 @@ TEST(EmbeddedSources, AreFreestandingAndReachEachOther) {
   EXPECT_GE(checked, 7U);
 }
 
-constexpr std::array<SourceFile, 3> kSources = {SourceFile{"a.h", "#include \"b.h\"\nint a;\n", ""},
+constexpr std::array<SourceFile, 3> kReached = {SourceFile{"a.h", "#include \"b.h\"\nint a;\n", ""},
                                                 SourceFile{"b.h", "#pragma once\nint b;", ""},
                                                 SourceFile{"c.h", "int c;\n", ""}};
 
 TEST(ReachedSources, FollowsIncludesOnceAndSortsThem) {
   const auto reached = reached_sources(
-      "  #  include \"b.h\"\n#include \"a.h\"\n// text #include \"c.h\"\n", kSources);
+      "  #  include \"b.h\"\n#include \"a.h\"\n// text #include \"c.h\"\n", kReached);
   ASSERT_TRUE(reached.has_value());
   ASSERT_EQ(reached->size(), 2U);
   EXPECT_EQ((*reached)[0].name, "a.h");
@@ -54,10 +54,10 @@ TEST(ReachedSources, CyclesEnd) {
 }
 
 TEST(ReachedSources, UnknownAndAngleIncludesAreErrorsThatNameBothEnds) {
-  const Status unknown = reached_sources("#include \"d.h\"", kSources).status();
+  const Status unknown = reached_sources("#include \"d.h\"", kReached).status();
   EXPECT_EQ(unknown.code(), StatusCode::kInternal);
   EXPECT_NE(unknown.message().find("prelude includes \"d.h\""), std::string::npos);
-  const Status angle = reached_sources("#include <cstdint>", kSources).status();
+  const Status angle = reached_sources("#include <cstdint>", kReached).status();
   EXPECT_NE(angle.message().find("<cstdint>"), std::string::npos);
 }
 

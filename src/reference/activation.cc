@@ -9,8 +9,6 @@
 namespace moekit::reference {
 namespace {
 
-constexpr double kEpsilon = power_of_two(-24);            // unit roundoff of f32
-constexpr double kSmallest = power_of_two(-126);          // below this f32 may flush
 constexpr double kGeluCubic = 0.044715;                   // Hendrycks and Gimpel 2016, tanh form
 constexpr double kTwoRootTwoOverPi = 1.5957691216057307;  // 2 * sqrt(2 / pi)
 

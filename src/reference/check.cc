@@ -15,10 +15,6 @@ namespace {
 // 100 MiB whatever the call.
 constexpr std::int64_t kBatchValues = std::int64_t{3} << 20;
 
-std::size_t index_of(std::int64_t index) {
-  return static_cast<std::size_t>(index);
-}
-
 // Sums behind the report's figures.
 struct Tally {
   VerifyReport report{};

@@ -12,14 +12,8 @@
 namespace moekit::reference {
 namespace {
 
-constexpr double kEpsilon = power_of_two(-24);
-constexpr double kSmallest = power_of_two(-126);
 // Sums whose terms stay below this cannot overflow f32 whatever the order; a quarter of the range.
 constexpr double kRange = power_of_two(126);
-
-std::size_t index_of(std::int64_t index) {
-  return static_cast<std::size_t>(index);
-}
 
 // Where a router weight stands: on FC1's sum or on the route's output.
 struct RouteFactors {

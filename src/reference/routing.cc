@@ -14,8 +14,6 @@ namespace {
 using base::cat;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kEpsilon = power_of_two(-24);
-constexpr double kSmallest = power_of_two(-126);
 constexpr double kRenormalizeGuard = 1e-20;  // spec section 4
 
 // A value and how far an f32 evaluation of it may be off.

@@ -6,11 +6,16 @@
 // nothing with device/numerics, so that a shared mistake cannot cancel out.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "moekit/dtype.h"
 
 namespace moekit::reference {
+
+[[nodiscard]] constexpr std::size_t index_of(std::int64_t index) {
+  return static_cast<std::size_t>(index);
+}
 
 /// 2^exponent by repeated doubling or halving; exact over double's whole range.
 [[nodiscard]] constexpr double power_of_two(int exponent) {
@@ -24,6 +29,8 @@ namespace moekit::reference {
   return value;
 }
 
+inline constexpr double kEpsilon = power_of_two(-24);    // unit roundoff of f32
+inline constexpr double kSmallest = power_of_two(-126);  // below this f32 may flush
 inline constexpr double kNotANumber = __builtin_nan("");
 
 /// OCP MX v1.0, table 5 (E2M1): sign, then the eight magnitudes.

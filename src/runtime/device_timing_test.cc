@@ -25,16 +25,16 @@ namespace {
 namespace decode = kernels::decode_gemv;
 namespace memory_floor = kernels::memory_floor;
 
-constexpr std::int64_t kTokens = 4;
-constexpr std::int64_t kHidden = 64;
+constexpr std::int64_t kCallTokens = 4;
+constexpr std::int64_t kCallHidden = 64;
 constexpr std::int64_t kRow = 72;  // elements from row to row of host tensors
 
-Problem small_layer() {
+Problem timed_layer() {
   Problem problem;
   problem.num_tokens = 16;
   problem.num_experts = 8;
   problem.top_k = 2;
-  problem.hidden_size = kHidden;
+  problem.hidden_size = kCallHidden;
   problem.intermediate_size = 48;
   problem.recipe = Recipe::kW4a16Nvfp4;
   return problem;
@@ -43,19 +43,19 @@ Problem small_layer() {
 /// Host tensors of one call; `first` is the expert of its first route.
 struct HostCall {
   explicit HostCall(std::int32_t first)
-      : x(kTokens * kRow), ids(kTokens * 2), weights(kTokens * 2, 0.5F), out(kTokens * kRow) {
+      : x(kCallTokens * kRow), ids(kCallTokens * 2), weights(kCallTokens * 2, 0.5F), out(kCallTokens * kRow) {
     for (std::size_t i = 0; i < x.size(); ++i) {
       x[i] = static_cast<std::uint16_t>(i + 1);
     }
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ids[i] = (first + static_cast<std::int32_t>(i) % 3) % 8;  // three experts a call
     }
-    arguments.x = matrix_view(static_cast<const void*>(x.data()), DType::kBf16, kTokens, kHidden);
+    arguments.x = matrix_view(static_cast<const void*>(x.data()), DType::kBf16, kCallTokens, kCallHidden);
     arguments.x.strides[0] = kRow;
-    arguments.topk_ids = matrix_view(static_cast<const void*>(ids.data()), DType::kI32, kTokens, 2);
+    arguments.topk_ids = matrix_view(static_cast<const void*>(ids.data()), DType::kI32, kCallTokens, 2);
     arguments.topk_weights =
-        matrix_view(static_cast<const void*>(weights.data()), DType::kF32, kTokens, 2);
-    arguments.out = matrix_view(static_cast<void*>(out.data()), DType::kBf16, kTokens, kHidden);
+        matrix_view(static_cast<const void*>(weights.data()), DType::kF32, kCallTokens, 2);
+    arguments.out = matrix_view(static_cast<void*>(out.data()), DType::kBf16, kCallTokens, kCallHidden);
     arguments.out.strides[0] = kRow;
   }
 
@@ -77,8 +77,8 @@ class Timing : public testing::Test {
     nvrtc = jit::NvrtcFake::table();
     runtime.emplace(runtime_on_fakes(cuda::DriverFake::table(), nvrtc));
     device = runtime->state()->cuda->device();
-    plan.emplace(*make_plan(small_layer(), device->descriptor()));
-    layer.emplace(small_layer());
+    plan.emplace(*make_plan(timed_layer(), device->descriptor()));
+    layer.emplace(timed_layer());
     host_experts = *prepare(*plan, layer->source);
     for (const plan::KernelSource& source : decode::kCuda.catalog(Arch::kSm90a)) {
       tests[source.entry] = *decode::kCuda.self_test(source.kernel);
@@ -171,7 +171,7 @@ TEST_F(Timing, OneGraphOfEveryCallBesideOneThatOnlyReads) {
     const PackedExperts& copy = copies[i / 2 % 2];
     const std::int64_t offset = i % 2 == 0 ? layout.gate_up.offset : layout.down.offset;
     EXPECT_EQ(reinterpret_cast<const std::byte*>(calls[i].weights), copy.state()->base + offset);
-    EXPECT_EQ(calls[i].num_tokens, kTokens);
+    EXPECT_EQ(calls[i].num_tokens, kCallTokens);
     EXPECT_EQ(ids[i], host[std::min<std::size_t>(i / 2, 1)].ids);
   }
   ASSERT_EQ(static_cast<std::int64_t>(floors.size()), 3 * floors_tried);
@@ -197,9 +197,9 @@ TEST_F(Timing, WhatCannotBeTimedIsRefusedWithValues) {
   };
   contains(refusal(*plan, {}, arguments), "0 weight copies and 1 calls");
   contains(refusal(*plan, copies, {}), "1 weight copies and 0 calls");
-  contains(refusal(*make_plan(small_layer(), *device_from_name("cpu")), copies, arguments),
+  contains(refusal(*make_plan(timed_layer(), *device_from_name("cpu")), copies, arguments),
            "time_on_device is for GPUs");
-  Problem routed = small_layer();
+  Problem routed = timed_layer();
   routed.routing = Routing{.num_experts = 8, .top_k = 2};
   contains(refusal(*make_plan(routed, device->descriptor()), copies, arguments),
            "begins with top-k ids");
@@ -225,7 +225,7 @@ TEST_F(Timing, HostTensorsTravelThereAndBack) {
     ASSERT_EQ(calls.size(), 2U);
     EXPECT_EQ(calls[0].x_stride * 2 % 16, 0);
     for (std::size_t at = 0; at < call.out.size(); ++at) {
-      const bool inside = at % kRow < kHidden;
+      const bool inside = at % kRow < kCallHidden;
       ASSERT_EQ(call.out[at], inside ? call.x[at] + 1 : 0xFFFF) << at;
     }
     std::int64_t offset = -1;
@@ -248,7 +248,7 @@ TEST_F(Timing, AFailedLaunchOfHostTensorsIsReportedAndLeavesNoMemory) {
   const Status failed =
       run_host_tensors(*runtime, *plan, host_experts, workspace.span(), call.arguments);
   EXPECT_EQ(failed.code(), StatusCode::kDevice);
-  EXPECT_NE(failed.message().find(plan->rung(kTokens)->steps[0].kernel), std::string::npos)
+  EXPECT_NE(failed.message().find(plan->rung(kCallTokens)->steps[0].kernel), std::string::npos)
       << failed.message();
   cuda::DriverFake::fail_next("memory_alloc", cuda::kCuOutOfMemory);
   EXPECT_EQ(

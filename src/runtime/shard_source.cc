@@ -76,7 +76,7 @@ Status check_shape(const WeightMatrix& matrix,
   return {};
 }
 
-Status check_expert(const Problem& layer, const ExpertWeights& expert) {
+Status check_whole_expert(const Problem& layer, const ExpertWeights& expert) {
   const std::int64_t inner = layer.intermediate_size;
   if (activation_is_gated(layer.activation.kind)) {
     MOEKIT_RETURN_IF_ERROR(check_shape(expert.gate, "gate", inner, layer.hidden_size));
@@ -120,7 +120,7 @@ Result<ExpertsSource> shard_source(const Problem& layer,
     part.experts.reserve(experts.size());
     for (const std::int64_t id : experts) {
       const ExpertWeights& whole = source.experts[static_cast<std::size_t>(id)];
-      MOEKIT_RETURN_IF_ERROR(check_expert(layer, whole).with_context(cat("expert ", id)));
+      MOEKIT_RETURN_IF_ERROR(check_whole_expert(layer, whole).with_context(cat("expert ", id)));
       part.experts.push_back(part_of(whole, layer, shard, columns));
     }
     return part;

@@ -86,7 +86,7 @@ struct BiasLevel {
   BiasQuirk quirk;
 };
 
-constexpr BiasLevel kBiases[] = {
+constexpr BiasLevel kBiasLevels[] = {
     {false, false, BiasQuirk::kBf16},
     {true, false, BiasQuirk::kBf16},
     {false, true, BiasQuirk::kBf16},
@@ -315,7 +315,7 @@ CoveringProblem suite_problem(VerifySuite suite) {
   set(Factor::kRecipe, kRecipes.size());
   set(Factor::kActivation, std::size(kActivations));
   set(Factor::kRowOrder, 3);
-  set(Factor::kBias, std::size(kBiases));
+  set(Factor::kBias, std::size(kBiasLevels));
   set(Factor::kIo, std::size(kIos));
   set(Factor::kShared, 3);
   set(Factor::kScaling, std::size(kScalings));
@@ -347,7 +347,7 @@ VerifyCase suite_case(VerifySuite suite, const LevelRow& row, std::uint64_t inde
   problem.recipe = chosen(kRecipes, row, Factor::kRecipe).recipe;
   set_activation(row, problem);
   problem.row_order = static_cast<RowOrder>(level_of(row, Factor::kRowOrder));
-  const BiasLevel& bias = chosen(kBiases, row, Factor::kBias);
+  const BiasLevel& bias = chosen(kBiasLevels, row, Factor::kBias);
   problem.gate_up_bias = bias.gate_up;
   problem.down_bias = bias.down;
   problem.io_dtype = chosen(kIos, row, Factor::kIo);

@@ -16,9 +16,9 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // Elements between the end of a row and the next in strided views: odd, so that rows are unaligned.
 constexpr std::int64_t kRowGap = 5;
 
-class Generator {
+class TensorGenerator {
  public:
-  Generator(const VerifyCase& verify_case, const Quirks& quirks, CaseTensors& tensors)
+  TensorGenerator(const VerifyCase& verify_case, const Quirks& quirks, CaseTensors& tensors)
       : problem_(verify_case.problem),
         num_tokens_(verify_case.num_tokens),
         quirks_(quirks),
@@ -296,7 +296,7 @@ bool CaseTensors::intact() const noexcept {
 
 CaseTensors make_tensors(const VerifyCase& verify_case, const Quirks& quirks) {
   CaseTensors tensors;
-  Generator(verify_case, quirks, tensors).fill();
+  TensorGenerator(verify_case, quirks, tensors).fill();
   return tensors;
 }
 

@@ -20,7 +20,7 @@ constexpr std::int64_t kFusedBytes = std::int64_t{16} << 20;
 // Root mean square of evenly drawn E2M1 codes: sqrt(68.5 / 8).
 constexpr float kCodeDeviation = 2.9F;
 // Bytes between the rows of strided storage; not a multiple of any vector width.
-constexpr std::int64_t kRowGap = 24;
+constexpr std::int64_t kRowGapBytes = 24;
 
 struct MatrixShape {
   std::int64_t rows = 0;
@@ -34,9 +34,9 @@ bool is_shard(const Problem& problem) {
   return problem.gate_up_row_offset != 0 || problem.down_group_offset != 0;
 }
 
-class Generator {
+class WeightGenerator {
  public:
-  Generator(const VerifyCase& verify_case, const Quirks& quirks, CaseWeights& weights)
+  WeightGenerator(const VerifyCase& verify_case, const Quirks& quirks, CaseWeights& weights)
       : problem_(verify_case.problem),
         format_(recipe_info(verify_case.problem.recipe).weights),
         info_(format_info(format_)),
@@ -100,7 +100,7 @@ class Generator {
     matrix.format = format_;
     matrix.rows = shape.rows;
     matrix.cols = shape.cols;
-    const std::int64_t gap = quirks_.views == ViewQuirk::kStrided ? kRowGap : 0;
+    const std::int64_t gap = quirks_.views == ViewQuirk::kStrided ? kRowGapBytes : 0;
     matrix.group_size = problem_.weight_group_size;
     matrix.group_row_offset = shape.row_offset;
     matrix.group_offset = shape.group_offset;
@@ -224,7 +224,7 @@ class Generator {
       return;
     }
     const std::int64_t cols = num_scale_cols(matrix);
-    matrix.zero_point_row_stride = cols + (quirks_.views == ViewQuirk::kStrided ? kRowGap : 0);
+    matrix.zero_point_row_stride = cols + (quirks_.views == ViewQuirk::kStrided ? kRowGapBytes : 0);
     const std::int64_t bytes = matrix.rows * matrix.zero_point_row_stride;
     std::byte* out = allocate(bytes);
     for (std::int64_t i = 0; i < bytes; ++i) {
@@ -633,7 +633,7 @@ std::uint64_t CaseWeights::hash() const noexcept {
 
 Result<CaseWeights> make_weights(const VerifyCase& verify_case, const Quirks& quirks) {
   CaseWeights weights;
-  MOEKIT_RETURN_IF_ERROR(Generator(verify_case, quirks, weights).fill());
+  MOEKIT_RETURN_IF_ERROR(WeightGenerator(verify_case, quirks, weights).fill());
   weights.prepared = weights.source;
   if (can_be_fused(verify_case.problem, quirks)) {
     MOEKIT_ASSIGN_OR_RETURN(weights.prepared, Fuser(verify_case.problem, weights).fuse());

@@ -25,6 +25,11 @@ struct CliResult {
 
 [[nodiscard]] std::filesystem::path source_folder();
 
+/// A folder of testdata/checkpoints/.
+[[nodiscard]] inline std::string folder(const char* name) {
+  return (source_folder() / "testdata/checkpoints" / name).string();
+}
+
 /// The program with `arguments`; `redirect` is appended to the shell's command (`>/dev/full`).
 [[nodiscard]] CliResult run_cli(const std::vector<std::string>& arguments,
                                 const std::string& redirect = {},

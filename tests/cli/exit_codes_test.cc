@@ -21,10 +21,6 @@ struct ErrorCase {
   std::vector<std::string> words;  // all of them stand in the error line
 };
 
-std::string folder(const char* name) {
-  return (source_folder() / "testdata/checkpoints" / name).string();
-}
-
 std::string qwen() {
   return folder("qwen3_moe_bf16");
 }

@@ -29,10 +29,6 @@ void expect_fields(const Json& json, const std::vector<std::string>& names) {
   }
 }
 
-std::string folder(const char* name) {
-  return (source_folder() / "testdata/checkpoints" / name).string();
-}
-
 TEST(CliDevices, ListsTheCpuFirst) {
   const CliResult result = run_cli({"devices", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -9,7 +9,7 @@ namespace {
 constexpr Spec kGateUp{.role = Role::kGateUp, .warps = 12, .lookahead = 2, .blocks_per_sm = 2};
 constexpr Spec kDown{.role = Role::kDown, .warps = 12, .lookahead = 2, .blocks_per_sm = 2};
 
-LaunchShape glm_tp8(std::int32_t num_tokens) {
+LaunchShape glm_tp8_launch(std::int32_t num_tokens) {
   return {.num_tokens = num_tokens,
           .top_k = 8,
           .num_experts = 256,
@@ -25,8 +25,8 @@ TEST(Geometry, EveryTokenCountFitsAndSharedMemoryIsKeptToTheLimit) {
   static_assert(why_invalid(kGateUp) == nullptr);
   static_assert(why_invalid(kDown) == nullptr);
   for (std::int32_t num_tokens = 1; num_tokens <= kMaxTokens; ++num_tokens) {
-    const Geometry gate_up = gate_up_geometry(kGateUp, glm_tp8(num_tokens));
-    const Geometry down = down_geometry(kDown, glm_tp8(num_tokens));
+    const Geometry gate_up = gate_up_geometry(kGateUp, glm_tp8_launch(num_tokens));
+    const Geometry down = down_geometry(kDown, glm_tp8_launch(num_tokens));
     EXPECT_TRUE(gate_up.fits) << num_tokens;
     EXPECT_TRUE(down.fits) << num_tokens;
     EXPECT_EQ(gate_up.grid, 264);
@@ -37,22 +37,22 @@ TEST(Geometry, EveryTokenCountFitsAndSharedMemoryIsKeptToTheLimit) {
 }
 
 TEST(Geometry, FewTokensNeverSpillAndManySpillWithinTheWorkspaceCase) {
-  EXPECT_EQ(down_geometry(kDown, glm_tp8(1)).spill_bytes, 0);
+  EXPECT_EQ(down_geometry(kDown, glm_tp8_launch(1)).spill_bytes, 0);
   // reference.md 4.6 allows 16 MiB for 64 tokens, top-8, H 6144.
-  const Geometry many = down_geometry(kDown, glm_tp8(64));
+  const Geometry many = down_geometry(kDown, glm_tp8_launch(64));
   EXPECT_GT(many.spill_bytes, 0);
   EXPECT_LT(many.spill_bytes, 15 << 20);
 }
 
 TEST(Geometry, ClustersNeverExceedTheResidentOnes) {
-  LaunchShape shape = glm_tp8(1);
+  LaunchShape shape = glm_tp8_launch(1);
   shape.hidden = 16384;
   const Geometry down = down_geometry(kDown, shape);
   EXPECT_EQ(down.grid, 132);
 }
 
 TEST(Geometry, TooLittleSharedMemoryDoesNotFit) {
-  LaunchShape shape = glm_tp8(8);
+  LaunchShape shape = glm_tp8_launch(8);
   shape.smem_bytes = 20000;
   EXPECT_FALSE(gate_up_geometry(kGateUp, shape).fits);
   EXPECT_FALSE(down_geometry(kDown, shape).fits);
@@ -71,7 +71,7 @@ TEST(Geometry, RouteItemsHoldAllOfDownBesideGateUp) {
   ASSERT_EQ(why_invalid(down), nullptr);
   constexpr std::int32_t kBlock = 227 * 1024;
   for (const std::int32_t tokens : {1, 2}) {
-    LaunchShape shape = glm_tp8(tokens);
+    LaunchShape shape = glm_tp8_launch(tokens);
     shape.intermediate = 256;
     shape.blocks_per_sm = shape.cluster = 1;
     shape.max_clusters = 132;
@@ -95,7 +95,7 @@ TEST(Geometry, RouteItemsHoldAllOfDownBesideGateUp) {
     shape.intermediate = 64;  // less than one step of K
     EXPECT_FALSE(down_geometry(down, shape).fits);
   }
-  LaunchShape many = glm_tp8(5);  // 40 routes, more than lanes
+  LaunchShape many = glm_tp8_launch(5);  // 40 routes, more than lanes
   many.blocks_per_sm = 1;
   many.smem_bytes = launch_smem_limit(kBlock, 1);
   EXPECT_FALSE(gate_up_geometry(gate_up, many).fits);
@@ -105,7 +105,7 @@ TEST(Geometry, SharedItemsTakeWholeWarpgroupsAndKeepTwoSlots) {
   Spec shared{.warps = 20, .row_tiles = 16, .lookahead = 1, .max_columns = 24};
   shared.whole_items = kSharedItems;
   ASSERT_EQ(why_invalid(shared), nullptr);
-  LaunchShape shape = glm_tp8(kMaxTokens);
+  LaunchShape shape = glm_tp8_launch(kMaxTokens);
   shape.num_experts = 32;
   shape.blocks_per_sm = 1;
   shape.smem_bytes = launch_smem_limit(227 * 1024, 1);
@@ -122,7 +122,7 @@ TEST(Geometry, DownOfSharedItemsKeepsEveryResultInTheWorkspace) {
   Spec shared{.role = Role::kDown, .warps = 20, .row_tiles = 16, .lookahead = 1, .max_columns = 24};
   shared.whole_items = kSharedItems;
   ASSERT_EQ(why_invalid(shared), nullptr);
-  LaunchShape shape = glm_tp8(kMaxTokens);
+  LaunchShape shape = glm_tp8_launch(kMaxTokens);
   shape.hidden = 6152;  // 24 groups of 256 rows and 8 rows
   shape.max_clusters = 132;
   shape.smem_bytes = launch_smem_limit(227 * 1024, 1);

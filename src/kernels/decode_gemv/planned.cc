@@ -92,7 +92,7 @@ std::string refused_pin(const FamilyContext& context, std::int64_t m_max) {
   return {};
 }
 
-std::string refused_problem(const FamilyContext& context, std::int64_t m_max) {
+std::string refused_planned_problem(const FamilyContext& context, std::int64_t m_max) {
   const Problem& problem = context.problem;
   const RecipeInfo& recipe = recipe_info(problem.recipe);
   if (!quantizer_info(recipe.quantizer).fits_bf16) {
@@ -164,7 +164,7 @@ Step resident_step(const FamilyContext& context, const Choice& choice) {
 }  // namespace
 
 plan::Verdict check_planned(const FamilyContext& context, std::int64_t m_max) {
-  for (std::string reason : {refused_problem(context, m_max), refused_pin(context, m_max)}) {
+  for (std::string reason : {refused_planned_problem(context, m_max), refused_pin(context, m_max)}) {
     if (!reason.empty()) {
       return plan::Verdict::refuse(std::move(reason));
     }

@@ -16,7 +16,7 @@ using plan::FamilyContext;
 using plan::SliceId;
 using plan::Verdict;
 
-constexpr std::string_view kName = "grouped_gemm";
+constexpr std::string_view kFamilyName = "grouped_gemm";
 constexpr std::int64_t kCombineThreads = 256;
 constexpr std::int64_t kPackThreads = 1024;
 
@@ -182,8 +182,8 @@ std::string refused_tile(const FamilyContext& context, std::int64_t m_max) {
 
 Step make_step(const FamilyContext& context, std::string_view role_tile, Dim3 grid) {
   Step step;
-  step.family = kName;
-  step.kernel = plan::make_kernel_name({std::string(kName),
+  step.family = kFamilyName;
+  step.kernel = plan::make_kernel_name({std::string(kFamilyName),
                                         std::string(recipe_info(context.problem.recipe).name),
                                         std::string(role_tile),
                                         plan::kernel_arch(context.device)});
