@@ -58,6 +58,19 @@ TEST(Geometry, TooLittleSharedMemoryDoesNotFit) {
   EXPECT_FALSE(down_geometry(kDown, shape).fits);
 }
 
+TEST(Geometry, ACallWithoutRoutesHasASize) {
+  Spec down{.role = Role::kDown, .row_tiles = 3, .k_tiles = 2, .lookahead = 0};
+  down.whole_items = kRouteItems;
+  EXPECT_EQ(route_parts(down, 0), 1);
+  EXPECT_EQ(route_parts(down, 1), down.warps);
+  LaunchShape shape = glm_tp8_launch(0);
+  shape.intermediate = 256;
+  shape.cluster = 1;
+  shape.max_clusters = 132;
+  shape.smem_bytes = launch_smem_limit(down, 227 * 1024, 0);
+  EXPECT_EQ(down_geometry(down, shape).spill_bytes, 0);
+}
+
 TEST(Geometry, RouteItemsHoldAllOfDownBesideGateUp) {
   const Spec gate_up{.warps = 16,
                      .row_tiles = 2,

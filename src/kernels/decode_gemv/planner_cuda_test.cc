@@ -46,6 +46,12 @@ Plan planned(const Problem& problem,
   return *plan;
 }
 
+TEST(CudaPlanning, ACallWithoutTokensIsPlanned) {
+  const Plan plan = planned(glm_tp8(0), sm90(), {.family = ExecutionFamily::kDirect});
+  EXPECT_GE(plan.rung(0)->steps.size(), 2U);
+  EXPECT_GE(planned(glm_tp8(1)).rung(0)->steps.size(), 2U);
+}
+
 // What the direct family alone says: without the pin, planned grouped steps take over.
 std::string refusal(const Problem& problem, PlanOverrides overrides = {}) {
   overrides.family = ExecutionFamily::kDirect;

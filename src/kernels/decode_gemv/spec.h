@@ -259,13 +259,13 @@ constexpr device::i32 kRouteEndBytes = 16;
 
 inline namespace MOEKIT_ISA {
 
-/// Warps that share the K of one row tile.
+/// Warps that share the K of one row tile; one where a call has no routes.
 constexpr device::i32 route_parts(const Spec& s, device::i32 routes) {
   if (s.role == Role::kGateUp) {
     return s.warps / s.row_tiles;
   }
   device::i32 parts = 1;
-  while (parts * 2 * routes <= s.warps) {
+  while (routes > 0 && parts * 2 * routes <= s.warps) {
     parts *= 2;
   }
   return parts;
