@@ -368,6 +368,7 @@ inline i32 route_gate_up_body(const Args& args, const RouteSmem& smem) {
     device::mbarrier_init(smem.operands, 1);
   }
   device::mbarrier_init_fence();
+  __syncwarp();  // lane 0 asks for what other lanes made barriers for
   const u32 x_at = base + static_cast<u32>(map.operands);
   stage_x<S>(args, extents, x_at, smem.operands);
 
