@@ -79,8 +79,8 @@ void take_apart(const BlockScheme& scheme,
 }
 
 Result<BlockStack> read_blocks(const BlockScheme& scheme,
-                          const TensorEntry& entry,
-                          LayerStorage& storage) {
+                               const TensorEntry& entry,
+                               LayerStorage& storage) {
   if (entry.shape.size() != 3) {
     return invalid_argument(cat("tensor ",
                                 printable(entry.name),
@@ -129,8 +129,8 @@ Result<BlockStack> read_plain(const TensorReader& tensors, const std::string& na
 }
 
 Result<BlockStack> read_stack(const Checkpoint::State& state,
-                         const std::string& name,
-                         LayerStorage& storage) {
+                              const std::string& name,
+                              LayerStorage& storage) {
   const TensorReader tensors(state);
   const auto found = state.blocks.find(name);
   if (found == state.blocks.end()) {

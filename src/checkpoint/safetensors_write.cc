@@ -69,7 +69,7 @@ Result<TensorEntry> plan_tensor(const TensorToWrite& tensor) {
 }
 
 Result<std::string> planned_header(const std::vector<TensorEntry>& planned,
-                                const std::map<std::string, std::string>& metadata) {
+                                   const std::map<std::string, std::string>& metadata) {
   nlohmann::json header = nlohmann::json::object();
   if (!metadata.empty()) {
     header["__metadata__"] = metadata;

@@ -9,9 +9,10 @@
 namespace moekit::jit {
 namespace {
 
-constexpr std::array<SourceFile, 3> kImageSources = {SourceFile{"a.h", "#include \"b.h\"\nint a;\n", ""},
-                                                SourceFile{"b.h", "int b;\n", ""},
-                                                SourceFile{"c.h", "int c;\n", ""}};
+constexpr std::array<SourceFile, 3> kImageSources = {
+    SourceFile{"a.h", "#include \"b.h\"\nint a;\n", ""},
+    SourceFile{"b.h", "int b;\n", ""},
+    SourceFile{"c.h", "int c;\n", ""}};
 
 ImageRequest image_request() {
   return {.kernel = "family.recipe.role_t1.sm90a",

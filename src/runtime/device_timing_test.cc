@@ -43,19 +43,25 @@ Problem timed_layer() {
 /// Host tensors of one call; `first` is the expert of its first route.
 struct HostCall {
   explicit HostCall(std::int32_t first)
-      : x(kCallTokens * kRow), ids(kCallTokens * 2), weights(kCallTokens * 2, 0.5F), out(kCallTokens * kRow) {
+      : x(kCallTokens * kRow),
+        ids(kCallTokens * 2),
+        weights(kCallTokens * 2, 0.5F),
+        out(kCallTokens * kRow) {
     for (std::size_t i = 0; i < x.size(); ++i) {
       x[i] = static_cast<std::uint16_t>(i + 1);
     }
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ids[i] = (first + static_cast<std::int32_t>(i) % 3) % 8;  // three experts a call
     }
-    arguments.x = matrix_view(static_cast<const void*>(x.data()), DType::kBf16, kCallTokens, kCallHidden);
+    arguments.x =
+        matrix_view(static_cast<const void*>(x.data()), DType::kBf16, kCallTokens, kCallHidden);
     arguments.x.strides[0] = kRow;
-    arguments.topk_ids = matrix_view(static_cast<const void*>(ids.data()), DType::kI32, kCallTokens, 2);
+    arguments.topk_ids =
+        matrix_view(static_cast<const void*>(ids.data()), DType::kI32, kCallTokens, 2);
     arguments.topk_weights =
         matrix_view(static_cast<const void*>(weights.data()), DType::kF32, kCallTokens, 2);
-    arguments.out = matrix_view(static_cast<void*>(out.data()), DType::kBf16, kCallTokens, kCallHidden);
+    arguments.out =
+        matrix_view(static_cast<void*>(out.data()), DType::kBf16, kCallTokens, kCallHidden);
     arguments.out.strides[0] = kRow;
   }
 

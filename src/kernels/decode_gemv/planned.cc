@@ -164,7 +164,8 @@ Step resident_step(const FamilyContext& context, const Choice& choice) {
 }  // namespace
 
 plan::Verdict check_planned(const FamilyContext& context, std::int64_t m_max) {
-  for (std::string reason : {refused_planned_problem(context, m_max), refused_pin(context, m_max)}) {
+  for (std::string reason :
+       {refused_planned_problem(context, m_max), refused_pin(context, m_max)}) {
     if (!reason.empty()) {
       return plan::Verdict::refuse(std::move(reason));
     }
