@@ -266,7 +266,7 @@ TEST(CliPlan, MatrixHasEveryCellAndEveryRefusalAReason) {
   const CliResult result = run_cli({"plan", "--matrix", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const Json cells = result.json().at("matrix");
-  EXPECT_EQ(cells.size(), kRecipes.size() * 10U * 5U);  // recipes, devices, activations
+  EXPECT_EQ(cells.size(), kRecipes.size() * 11U * 5U);  // recipes, devices, activations
   int served = 0;
   for (const Json& cell : cells) {
     if (cell.at("status").is_null()) {
