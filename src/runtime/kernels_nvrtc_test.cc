@@ -3,9 +3,12 @@
 // The catalogue through the real compiler, without a GPU: every kernel for every arch, the bundle
 // made of them, and a fake driver that prewarms from it.
 
+#include <algorithm>
+#include <array>
 #include <filesystem>
 #include <map>
 #include <set>
+#include <string_view>
 
 #include <gtest/gtest.h>
 
@@ -80,15 +83,25 @@ TEST_F(Bundle, HoldsEveryKernelOfEveryArchItClaims) {
   EXPECT_TRUE(listing->missing.empty());
 }
 
-TEST_F(Bundle, SpillsAndStackAreZero) {
+/// Kernels whose README says why: two registers put aside once, before the steps.
+constexpr std::array<std::string_view, 2> kSpillOnce = {
+    "decode_gemv.w4a16_nvfp4.down_w16r2k2a0c8i3b2x1.sm90a",
+    "decode_gemv.w4a16_nvfp4.down_w16r4k2a0c8i3b2x1.sm90a"};
+
+TEST_F(Bundle, SpillsAndStackAreZeroButWhereTheReadmeSaysWhy) {
   std::size_t checked = 0;
+  std::size_t spilling = 0;
   for (const KernelImage& image : images) {
-    EXPECT_EQ(image.spill_bytes, 0) << image.kernel;
-    EXPECT_EQ(image.stack_bytes, 0) << image.kernel;
+    const bool once =
+        std::find(kSpillOnce.begin(), kSpillOnce.end(), image.kernel) != kSpillOnce.end();
+    spilling += once && image.spill_bytes > 0 ? 1 : 0;
+    EXPECT_LE(image.spill_bytes, once ? 16 : 0) << image.kernel;
+    EXPECT_LE(image.stack_bytes, once ? 8 : 0) << image.kernel;
     EXPECT_GT(image.registers, 0) << image.kernel;
     ++checked;
   }
   EXPECT_GE(checked, 21U);
+  EXPECT_EQ(spilling, kSpillOnce.size()) << "one of them no longer does: take it from the list";
 }
 
 TEST_F(Bundle, BuildingAgainKeepsEveryEntryAndReplacesABadOne) {

@@ -37,7 +37,8 @@ TEST_F(CliKernels, BuildListVerifyFlipPruneClear) {
   const Json images = built.json().at("images");
   ASSERT_GE(images.size(), 12U);
   for (const Json& image : images) {
-    EXPECT_EQ(image.at("spill_bytes"), 0) << image.dump();
+    EXPECT_LE(image.at("spill_bytes"), 16)
+        << image.dump();  // which may: runtime/kernels_nvrtc_test.cc
     EXPECT_GT(image.at("registers"), 0) << image.dump();
   }
   const CliResult listed = run_cli({"kernels", "list", bundle});
