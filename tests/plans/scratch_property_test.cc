@@ -194,7 +194,7 @@ TEST(Scratch, EveryModelOnEveryDeviceThatServesIt) {
       }
     }
   }
-  EXPECT_EQ(plans, 25 * 8 * (72 / kTokenSteps + 33));
+  EXPECT_EQ(plans, std::int64_t{25} * 8 * (72 / kTokenSteps + 33));
 }
 
 // A variant makes way for a smaller one as the routes' tables grow in shared memory: that ends a
@@ -270,7 +270,7 @@ TEST(Scratch, SixtyFourTokensStayBelowSixteenMebibytes) {
   EXPECT_EQ(slice_bytes(plan_of(problem, "sm_120a"), "route_order"), 1632 * 4);
   EXPECT_EQ(slice_bytes(pinned, "route_order"), 10592 * 4);
   EXPECT_EQ(slice_bytes(pinned, "route_blocks"), 166 * 4);
-  EXPECT_GT(pinned.workspace_bytes(), automatic + 32 * 1024);
+  EXPECT_GT(pinned.workspace_bytes(), automatic + std::int64_t{32} * 1024);
 }
 
 TEST(Scratch, FewerExpertsThanRoutesOfAToken) {
@@ -322,7 +322,7 @@ TEST(Scratch, RouteSlicesOnlyWithARouting) {
     const Plan routed = plan_of(problem, device);
     EXPECT_EQ(slice_bytes(routed, "topk_ids"), 64 * 8 * 4) << device;
     EXPECT_EQ(slice_bytes(routed, "topk_weights"), 64 * 8 * 4) << device;
-    EXPECT_EQ(routed.workspace_bytes(), without + 2 * 64 * 8 * 4) << device;
+    EXPECT_EQ(routed.workspace_bytes(), without + std::int64_t{2} * 64 * 8 * 4) << device;
     ++plans;
   }
   EXPECT_EQ(plans, 8);
