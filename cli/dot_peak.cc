@@ -17,7 +17,8 @@ constexpr unsigned kSecondPair = 0xBEAB3F2BU;  // 0.668, -0.334
 
 // Instructions and not intrinsics: this file has baseline flags. Registers 16 to 31 are unknown to
 // baseline code, so nothing of it is overwritten and no upper halves are left dirty.
-void dot_bf16_round() {
+/// Operands in 16 and 17, sums in 18 to 29.
+void begin_wide_sums() {
   __asm__ volatile(
       "vpbroadcastd %0, %%zmm16\n\t"
       "vpbroadcastd %1, %%zmm17\n\t"
@@ -25,6 +26,10 @@ void dot_bf16_round() {
       "vpxord %%zmm\\sum, %%zmm\\sum, %%zmm\\sum\n\t"
       ".endr" ::"r"(kFirstPair),
       "r"(kSecondPair));
+}
+
+void dot_bf16_round() {
+  begin_wide_sums();
   for (int i = 0; i < kRepeats; ++i) {
     __asm__ volatile(
         ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"
@@ -35,13 +40,7 @@ void dot_bf16_round() {
 }
 
 void wide_fma_round() {
-  __asm__ volatile(
-      "vpbroadcastd %0, %%zmm16\n\t"
-      "vpbroadcastd %1, %%zmm17\n\t"
-      ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"
-      "vpxord %%zmm\\sum, %%zmm\\sum, %%zmm\\sum\n\t"
-      ".endr" ::"r"(kFirstPair),
-      "r"(kSecondPair));
+  begin_wide_sums();
   for (int i = 0; i < kRepeats; ++i) {
     __asm__ volatile(
         ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"

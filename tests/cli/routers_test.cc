@@ -188,6 +188,15 @@ constexpr const char* kDeepseekV4 =
         "scoring_func":"sqrtsoftplus","topk_method":"noaux_tc","num_experts_per_tok":2,
         "routed_scaling_factor":1.5,"norm_topk_prob":true,"num_hash_layers":3})";
 
+/// FOLDER/in.safetensors: hidden states, and logits that choose their experts.
+void write_input_with_logits(const fs::path& folder) {
+  const std::array<float, kTokens* kExperts> values = logits();
+  FileOf given;
+  given.bf16("hidden_states", {kTokens, kHidden});
+  given.add("router_logits", values.data(), DType::kF32, {kTokens, kExperts});
+  given.write(folder / "in.safetensors");
+}
+
 TEST(CliRouters, DeepseekV4SelectsByTokenIdInItsFirstLayers) {
   const fs::path folder = folder_of("deepseek_v4_hash", kDeepseekV4);
   std::vector<std::int64_t> table;  // i64, as transformers writes it
@@ -283,11 +292,8 @@ TEST(CliRouters, DeepseekV4SelectsByScoreAndBiasInTheOthers) {
   add_deepseek_v4(weights);
   weights.add("layers.1.ffn.gate.bias", bias.data(), DType::kF32, {kExperts});
   weights.write(folder / "model.safetensors");
+  write_input_with_logits(folder);
   const std::array<float, kTokens* kExperts> values = logits();
-  FileOf given;
-  given.bf16("hidden_states", {kTokens, kHidden});
-  given.add("router_logits", values.data(), DType::kF32, {kTokens, kExperts});
-  given.write(folder / "in.safetensors");
   expect_checked(run_layer(folder, folder / "in.safetensors", folder / "out.safetensors"));
   const Routes routes = read_routes(folder / "out.safetensors", 2);
   for (std::size_t token = 0; token < kTokens; ++token) {
@@ -358,11 +364,7 @@ TEST(CliRouters, WithoutATensorOfItsRouterAModelSaysWhyItDoesNotRoute) {
   weights.bf16(module + "experts.down_proj", {kExperts, kHidden, kInner});
   weights.bf16(module + "router.proj.weight", {kExperts, kHidden});
   weights.write(folder / "model.safetensors");
-  const std::array<float, kTokens* kExperts> values = logits();
-  FileOf given;
-  given.bf16("hidden_states", {kTokens, kHidden});
-  given.add("router_logits", values.data(), DType::kF32, {kTokens, kExperts});
-  given.write(folder / "in.safetensors");
+  write_input_with_logits(folder);
   const CliResult refused =
       run_layer(folder, folder / "in.safetensors", folder / "out.safetensors");
   EXPECT_EQ(refused.exit_code, 2);
@@ -383,11 +385,8 @@ TEST(CliRouters, Llama4WeighsTheInputOfItsOneExpert) {
   weights.bf16(module + "experts.down_proj", {kExperts, kInner, kHidden});
   weights.bf16(module + "router.weight", {kExperts, kHidden});
   weights.write(folder / "model.safetensors");
+  write_input_with_logits(folder);
   const std::array<float, kTokens* kExperts> values = logits();
-  FileOf given;
-  given.bf16("hidden_states", {kTokens, kHidden});
-  given.add("router_logits", values.data(), DType::kF32, {kTokens, kExperts});
-  given.write(folder / "in.safetensors");
   const CliResult result = run_layer(folder, folder / "in.safetensors", folder / "out.safetensors");
   expect_checked(result);
   EXPECT_EQ(result.json().at("plan").at("problem").at("router_weight_on_input"), true);
