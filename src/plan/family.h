@@ -32,7 +32,7 @@ enum class SliceId : std::uint8_t {
   kInnerOperand,   // the intermediate as a recipe with quantised activations reads it
   kIntermediate,   // bf16 [M * top_k, intermediate] by route (token * top_k + slot)
   kRouteOutput,    // f32 [M * top_k, hidden] by route
-  kGridBarrier,    // u32 that the blocks of a cooperative launch count in
+  kGridBarrier,    // u32 that blocks of one launch count their arrival in: all of them, or a group
   kScratch,        // per-thread room of a CPU body
   kCount,
 };
