@@ -10,9 +10,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <immintrin.h>
 
 #include "panels/body_loops.h"
+#include "panels/instructions_amx.h"
 
 namespace moekit::panels {
 
@@ -38,47 +38,6 @@ constexpr int kEvenTokens = 4;
 constexpr int kOddTokens = 5;
 constexpr int kWeights = 6;
 constexpr int kLastTokens = 7;
-
-// Instructions and not the intrinsics: those of g++ 12 do not say that they read memory.
-template <int kTile>
-void load_tile(const std::byte* base, i64 stride) {
-  __asm__ volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(base), "r"(stride) : "memory");
-}
-
-template <int kTile>
-void store_tile(float* base, i64 stride) {
-  __asm__ volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(base), "r"(stride)
-                   : "memory");
-}
-
-template <int kTile>
-void zero_sums() {
-  __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
-}
-
-template <int kSums, int kTokens>
-void add_products() {
-  __asm__ volatile(
-      "tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kTokens), "i"(kWeights));
-}
-
-struct alignas(64) TileConfig {
-  std::uint8_t palette = 1;
-  std::uint8_t start_row = 0;
-  std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
-
-static_assert(sizeof(TileConfig) == 64);
-
-void load_config(const TileConfig& config) {
-  __asm__ volatile("ldtilecfg %0" ::"m"(config));
-}
-
-void release_tiles() {
-  __asm__ volatile("tilerelease");
-}
 
 // How the tokens of a call lie in tiles: all of `rows`, the last of what is left.
 struct TokenTiles {
@@ -133,18 +92,18 @@ void multiply(const std::byte* weights, const std::byte* x, i64 stride, i64 row_
   load_tile<kWeights>(weights, kTileRowBytes);
   if constexpr (kTiles > 1) {
     load_tile<kEvenTokens>(x, stride);
-    add_products<0, kEvenTokens>();
+    add_products<0, kEvenTokens, kWeights>();
   }
   if constexpr (kTiles > 2) {
     load_tile<kOddTokens>(x + row_tile, stride);
-    add_products<1, kOddTokens>();
+    add_products<1, kOddTokens, kWeights>();
   }
   if constexpr (kTiles > 3) {
     load_tile<kEvenTokens>(x + 2 * row_tile, stride);
-    add_products<2, kEvenTokens>();
+    add_products<2, kEvenTokens, kWeights>();
   }
   load_tile<kLastTokens>(x + (kTiles - 1) * row_tile, stride);
-  add_products<kTiles - 1, kLastTokens>();
+  add_products<kTiles - 1, kLastTokens, kWeights>();
 }
 
 template <int kTiles>

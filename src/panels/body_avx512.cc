@@ -12,9 +12,9 @@
 //                   that of the dot product.
 
 #include <bit>
-#include <immintrin.h>
 
 #include "panels/body_loops.h"
+#include "panels/instructions_avx512.h"
 
 namespace moekit::panels {
 
@@ -31,11 +31,6 @@ struct Avx512 {
   template <int kTokens>
   using Tile = TileSums<Avx512, kTokens>;
 
-  // Two neighbouring operands, as the memory operand of an instruction.
-  struct Pair {
-    std::uint16_t values[2];
-  };
-
   static constexpr int kParts = 1;
   template <int>
   static constexpr int kPartsTogether = 1;
@@ -51,20 +46,6 @@ struct Avx512 {
                                                         : 1;
 
   static Sums zero() { return _mm512_setzero_ps(); }
-
-  // sum += the pairs of `weights` * the pair at x. As an instruction, since compilers load and
-  // broadcast the pair to a register first: twice the instructions, a fifth of the time at one
-  // token and a tenth at sixteen (README, 8).
-  static void add_dots(__m512& sum, __m512i weights, const std::uint16_t* x) {
-    __asm__("vdpbf16ps %2%{1to16%}, %1, %0"
-            : "+v"(sum)
-            : "v"(weights), "m"(*reinterpret_cast<const Pair*>(x)));
-  }
-
-  // sum += weights * x[0], for the same reason.
-  static void add_products(__m512& sum, __m512 weights, const float* x) {
-    __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*x));
-  }
 
   // bf16(E2M1) by 5-bit index: a permute reads five bits, and the fifth belongs to the next code,
   // so the table stands twice.
