@@ -45,6 +45,9 @@ struct DotCall {
   const float* operand_scales = nullptr;  // [num_tokens, ceil(cols / 128)] or null
   std::int64_t operand_scale_stride = 0;
   std::int64_t operand_row_bytes = 0;  // read where tiles are rows
+  /// The panels of this thread's next call, to ask memory for while these end: panel k goes on
+  /// where panel k of them begins. Null where nobody knows.
+  const std::byte* next_panels = nullptr;
 };
 
 /// Columns of activations that share a scale of their own where operands have scales (rule Q8b),

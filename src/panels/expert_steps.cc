@@ -107,6 +107,13 @@ class ExpertShares {
   Share line_;
 };
 
+// Neighbouring panels of one expert that a worker reads in one go, and what it reads then.
+struct PanelRun {
+  std::int64_t expert = 0;
+  Share panels;
+  const std::byte* after = nullptr;  // null: nothing
+};
+
 // What both steps need of a call, resolved once.
 struct StepContext {
   const CpuCall& call;
@@ -145,6 +152,14 @@ struct StepContext {
   /// multiple of 64, so that a tile's rows fall into different sets of L1.
   [[nodiscard]] std::int64_t operand_row_bytes() const {
     return operand_bytes(shape.cols, body.operand_bytes);
+  }
+
+  /// The expert at or behind `expert` that has routes; num_experts where none has.
+  [[nodiscard]] std::int64_t active_expert(std::int64_t expert) const {
+    while (expert < routes.num_experts && routes.offsets[expert] == routes.offsets[expert + 1]) {
+      ++expert;
+    }
+    return expert;
   }
 
   [[nodiscard]] std::byte* worker_scratch(std::int64_t worker) const {
@@ -255,25 +270,32 @@ void load_routes(const StepContext& context,
   }
 }
 
+// The panels of one dot call and of the one after it.
+struct DotPanels {
+  const std::byte* bytes = nullptr;
+  std::int64_t count = 1;
+  const std::byte* next = nullptr;
+};
+
 // Calls sink(first route of the tile, tokens, sums) with the sums of every tile of tokens.
 template <typename Sink>
 void dot_tiles(const StepContext& context,
                const LoadedRoutes& loaded,
-               const std::byte* panels,
-               std::int64_t num_panels,
+               const DotPanels& panels,
                Sink sink) {
   alignas(kLineBytes) float sums[kPanelsOfDot * kMaxTileTokens * kPanelRows];
   for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
     const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
-    context.body.dot({panels,
-                      num_panels,
+    context.body.dot({panels.bytes,
+                      panels.count,
                       &context.shape,
                       operand,
                       tile.num_tokens,
                       sums,
                       context.operand_scales(operand, tile.num_tokens),
                       context.operand_scale_stride(),
-                      context.operand_row_bytes()});
+                      context.operand_row_bytes(),
+                      panels.next});
     sink(tile.first, tile.num_tokens, sums);
   }
 }
@@ -289,12 +311,13 @@ OperandRow x_row(const CpuCall& call, std::int64_t expert, std::int64_t route) {
   return row;
 }
 
-// One panel pair (gate and up) of one expert for a set of loaded routes.
+// One panel pair (gate and up) of a run for a set of loaded routes.
 void gate_up_panel(const StepContext& context,
                    const LoadedRoutes& loaded,
-                   std::int64_t expert,
+                   const PanelRun& run,
                    std::int64_t panel,
                    ActivateCall activate) {
+  const std::int64_t expert = run.expert;
   const CpuCall& call = context.call;
   const plan::PackedView& weights = call.weights;
   const Problem& problem = call.plan->problem;
@@ -312,25 +335,26 @@ void gate_up_panel(const StepContext& context,
                                               : gate_bias + first_row;
   activate.rows = std::min(kPanelRows, problem.intermediate_size - first_row);
   auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
-  const std::byte* panels =
-      weights.gate_up(expert) + device::panel16_panel_offset(context.shape, panel, 0);
-  dot_tiles(
-      context, loaded, panels, parts, [&](std::int64_t first, std::int64_t tokens, float* sums) {
-        for (std::int64_t t = 0; t < tokens; ++t) {
-          const std::int64_t route = loaded.routes[first + t];
-          activate.out = intermediate + route * problem.intermediate_size + first_row;
-          if (!loaded.rows[first + t].finite) {
-            std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
-            continue;
-          }
-          activate.x_factor = loaded.rows[first + t].factor;
-          activate.gate_sums = sums + t * kPanelRows;
-          activate.up_sums = sums + ((parts - 1) * tokens + t) * kPanelRows;
-          activate.input_weight =
-              problem.router_weight_on_input ? context.routes.weight(route) : 1.0F;
-          context.body.activate(activate);
-        }
-      });
+  const std::byte* bytes = weights.gate_up(expert);
+  const auto at = [&](std::int64_t index) {
+    return bytes + device::panel16_panel_offset(context.shape, index, 0);
+  };
+  const DotPanels panels{at(panel), parts, panel + 1 < run.panels.end ? at(panel + 1) : run.after};
+  dot_tiles(context, loaded, panels, [&](std::int64_t first, std::int64_t tokens, float* sums) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int64_t route = loaded.routes[first + t];
+      activate.out = intermediate + route * problem.intermediate_size + first_row;
+      if (!loaded.rows[first + t].finite) {
+        std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
+        continue;
+      }
+      activate.x_factor = loaded.rows[first + t].factor;
+      activate.gate_sums = sums + t * kPanelRows;
+      activate.up_sums = sums + ((parts - 1) * tokens + t) * kPanelRows;
+      activate.input_weight = problem.router_weight_on_input ? context.routes.weight(route) : 1.0F;
+      context.body.activate(activate);
+    }
+  });
 }
 
 void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_t num_workers) {
@@ -347,6 +371,9 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
     if (panels.begin >= panels.end) {
       continue;
     }
+    const std::int64_t next = context.active_expert(expert + 1);
+    const PanelRun run{
+        expert, panels, next < routes.num_experts ? context.call.weights.gate_up(next) : nullptr};
     for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
       load_routes(
           context,
@@ -356,23 +383,23 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
           [&](std::int64_t route) { return x_row(context.call, expert, route); },
           loaded);
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
-        gate_up_panel(context, loaded, expert, panel, activate);
+        gate_up_panel(context, loaded, run, panel, activate);
       }
     }
   }
 }
 
-// Sums of the loaded routes for the panels of `block`, scaled by the global, bias added, into
+// Sums of the loaded routes for the panels of a run, scaled by the global, bias added, into
 // route_sums [num_routes, block_stride].
 void down_panels(const StepContext& context,
                  const LoadedRoutes& loaded,
-                 std::int64_t expert,
-                 const Share& block,
+                 const PanelRun& run,
                  float* route_sums,
                  std::int64_t block_stride) {
   const plan::PackedView& weights = context.call.weights;
-  const float global = weights.globals(expert)[2];
-  const float* bias = weights.down_bias(expert);
+  const Share& block = run.panels;
+  const float global = weights.globals(run.expert)[2];
+  const float* bias = weights.down_bias(run.expert);
   const std::int64_t hidden = context.call.plan->problem.hidden_size;
   for (std::int64_t panel = block.begin; panel < block.end; panel += kPanelsOfDot) {
     const std::int64_t num_panels = std::min(kPanelsOfDot, block.end - panel);
@@ -382,13 +409,15 @@ void down_panels(const StepContext& context,
       std::copy_n(bias + first_row, std::min(num_panels * kPanelRows, hidden - first_row), biases);
     }
     ScaleCall scale{.global = global, .out_stride = block_stride};
-    const std::byte* bytes =
-        weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
+    const std::byte* bytes = weights.down(run.expert);
+    const auto at = [&](std::int64_t index) {
+      return bytes + device::panel16_panel_offset(context.shape, index, 0);
+    };
+    const std::int64_t next = panel + kPanelsOfDot;
     float* block_sums = route_sums + (panel - block.begin) * kPanelRows;
     dot_tiles(context,
               loaded,
-              bytes,
-              num_panels,
+              {at(panel), num_panels, next < block.end ? at(next) : run.after},
               [&](std::int64_t first, std::int64_t tokens, const float* sums) {
                 scale.num_tokens = tokens;
                 scale.rows = loaded.rows + first;
@@ -413,8 +442,14 @@ void down_block(const StepContext& context,
   const auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
   float* route_sums = context.route_sums(worker);
   const std::int64_t block_stride = block_panels * kPanelRows;
+  const auto first_panel = [&](std::int64_t expert, std::int64_t panel) {
+    return call.weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
+  };
   LoadedRoutes loaded;
-  for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
+  for (std::int64_t expert = context.active_expert(0); expert < routes.num_experts;) {
+    const std::int64_t next = context.active_expert(expert + 1);
+    const PanelRun run{
+        expert, block, next < routes.num_experts ? first_panel(next, block.begin) : nullptr};
     const std::int64_t end = routes.offsets[expert + 1];
     const float* scales = call.weights.input_scales(expert);
     for (std::int64_t first = routes.offsets[expert]; first < end;
@@ -430,8 +465,9 @@ void down_block(const StepContext& context,
             return row;
           },
           loaded);
-      down_panels(context, loaded, expert, block, route_sums, block_stride);
+      down_panels(context, loaded, run, route_sums, block_stride);
     }
+    expert = next;
   }
   combine_rows(call,
                context.body,
