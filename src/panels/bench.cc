@@ -16,6 +16,28 @@
 namespace moekit::panels {
 namespace {
 
+// The same values for every token, all of one magnitude: values cost nothing.
+void load_tile(const Body& body,
+               const device::Panel16Shape& shape,
+               std::int64_t tokens,
+               std::int64_t row_bytes,
+               std::byte* operand) {
+  std::vector<float> values(static_cast<std::size_t>(shape.cols));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    values[i] = i % 2 == 0 ? 1.0F : -1.25F;
+  }
+  const OperandRow row{values.data(), DType::kF32, shape.cols};
+  std::vector<std::byte> loaded(static_cast<std::size_t>(row_bytes));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    if (body.interleave == nullptr) {
+      body.load_operand(row, shape, operand + t * row_bytes);
+      continue;
+    }
+    body.load_operand(row, shape, loaded.data());
+    body.interleave({loaded.data(), row_bytes, 1, shape.cols / 2, operand, t, tokens});
+  }
+}
+
 void dot_in_cache(benchmark::State& state, const Body& body, device::Panel16Element element) {
   if (static_cast<int>(body.isa) > static_cast<int>(base::detect_cpu().isa)) {
     state.SkipWithError("this processor or system lacks the instruction set");
@@ -29,9 +51,10 @@ void dot_in_cache(benchmark::State& state, const Body& body, device::Panel16Elem
   for (std::byte& byte : panel) {
     byte = static_cast<std::byte>(0x70U + random() % 16U);
   }
-  // Zeros, values cost nothing; rows with the room that expert_steps.cc sets aside.
+  // Rows with the room that expert_steps.cc sets aside.
   const std::int64_t row_bytes = cols * body.operand_bytes + 64;
   std::vector<std::byte> operand(static_cast<std::size_t>(tokens * row_bytes));
+  load_tile(body, shape, tokens, row_bytes, operand.data());
   std::vector<float> sums(static_cast<std::size_t>(tokens * kPanelRows));
   for (auto _ : state) {
     body.dot({panel.data(), 1, &shape, operand.data(), tokens, sums.data(), nullptr, 0, row_bytes});

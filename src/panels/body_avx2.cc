@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// AVX2 + FMA. There is no bf16 dot product, so operands are f32 and weights become f32.
-//
-// Codes: two byte shuffles turn 32 codes into the high and the low bytes of their bf16 values, an
-// interleave joins them to bf16 pairs, and a shift and a mask split each pair into two f32: 19
-// instructions per 64 codes, 2.4 per FMA of 8 weights. In a vector the two columns of a pair lie
-// side by side for each row, so operands are broadcast in pairs (one 64-bit broadcast) and a row's
-// sum is two lanes that the store adds.
+// AVX2 + FMA. Operands are integer digits (operand_digits.h): two byte shuffles make the small
+// integers of 64 codes, `vpmaddubsw` multiplies 32 of them with four columns' digits, and 16-bit
+// additions take the whole run; per line of 128 codes and token 12 products and 10 to 12 additions,
+// none of them in a chain that a processor would wait for. Other elements and wide runs are f32.
 
 #include <immintrin.h>
 
 #include "panels/body_loops.h"
+#include "panels/operand_digits_avx2.h"
 
 namespace moekit::panels {
 
@@ -27,24 +25,8 @@ struct Avx2 {
 
   using Scale = Sums;
 
-  struct Constants {
-    __m256i high_bytes;  // of bf16(E2M1) by code
-    __m256i low_bytes;
-    __m256i nibble;
-    __m256i high_half;
-  };
-
   static constexpr int kParts = 2;
-  // One or two tokens: both parts at once give 4 or 8 independent chains of additions, enough to
-  // cover their latency within the scheduler's 64 entries; one part's 2 chains ran at half speed.
-  template <int kTokens>
-  static constexpr int kPartsTogether = kTokens <= 2 ? 2 : 1;
-  // 4 tokens: 8 sums, 2 weights, 1 operand and 4 constants fill the 16 registers.
   static constexpr int kMaxTokens = 4;
-  // One or two tokens: whole groups with both parts. Two groups at one token are 8 chains where 4
-  // suffice (16 cycles of additions in 18 of decoding), and spill: 0.96 of the speed.
-  template <int kTokens>
-  static constexpr int kGroupsTogether = kTokens <= 2 ? 1 : 0;
 
   static Sums zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 
@@ -60,107 +42,8 @@ struct Avx2 {
     return _mm256_castsi256_ps(_mm256_and_si256(words, mask));
   }
 
-  // Keeps a constant in its register: compilers would rather make it again inside the loop.
-  static __m256i pinned(__m256i value) {
-    __asm__("" : "+x"(value));
-    return value;
-  }
-
-  static Constants constants() {
-    // The two bytes of bf16(E2M1): 0 .5 1 1.5 2 3 4 6, then the same with the sign set.
-    return {
-        pinned(_mm256_broadcastsi128_si256(_mm_setr_epi8(
-            0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64))),
-        pinned(_mm256_broadcastsi128_si256(_mm_setr_epi8(
-            0, 0, -128, -64, 0, 0x40, -128, -64, 0, 0, -128, -64, 0, 0x40, -128, -64))),
-        pinned(_mm256_set1_epi8(0x0F)),
-        pinned(_mm256_set1_epi32(static_cast<int>(0xFFFF0000U)))};
-  }
-
   static __m256 broadcast_pair(const float* x) {
     return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(x)));
-  }
-
-  // One 32-bit word of two bf16 weights per lane pair: `first` at x[0] x[1], `second` at x[4] x[5].
-  struct PairWords {
-    __m256i low;
-    __m256i high;
-  };
-
-  // 32 codes, one per byte, to bf16 pairs.
-  static PairWords decode(const Constants& constants, __m256i codes) {
-    const __m256i high = _mm256_shuffle_epi8(constants.high_bytes, codes);
-    const __m256i low = _mm256_shuffle_epi8(constants.low_bytes, codes);
-    return {_mm256_unpacklo_epi8(low, high), _mm256_unpackhi_epi8(low, high)};
-  }
-
-  template <int kPartCount, int kTokens>
-  static void add_pair(const __m256 (&low)[kPartCount],
-                       const __m256 (&high)[kPartCount],
-                       const float* x,
-                       TileSums<Avx2, kTokens>* sums) {
-    for (int t = 0; t < kTokens; ++t) {
-      const __m256 pair = broadcast_pair(x + operand_at<kTokens>(0, t));
-      for (int part = 0; part < kPartCount; ++part) {
-        Sums& sum = sums[part].at[t];
-        sum.low = _mm256_fmadd_ps(low[part], pair, sum.low);
-        sum.high = _mm256_fmadd_ps(high[part], pair, sum.high);
-      }
-    }
-  }
-
-  template <int kPartCount, int kTokens>
-  static void add_nibbles(const Constants& constants,
-                          const __m256i (&codes)[kPartCount],
-                          const float* x,
-                          TileSums<Avx2, kTokens>* sums) {
-    PairWords words[kPartCount];
-    __m256 low[kPartCount];
-    __m256 high[kPartCount];
-    for (int part = 0; part < kPartCount; ++part) {
-      words[part] = decode(constants, codes[part]);
-      low[part] = low_halves(words[part].low);
-      high[part] = low_halves(words[part].high);
-    }
-    add_pair<kPartCount, kTokens>(low, high, x, sums);
-    for (int part = 0; part < kPartCount; ++part) {
-      low[part] = high_halves(words[part].low, constants.high_half);
-      high[part] = high_halves(words[part].high, constants.high_half);
-    }
-    add_pair<kPartCount, kTokens>(low, high, x + operand_at<kTokens>(2, 0), sums);
-  }
-
-  template <int kPartCount, int kTokens>
-  static void add_codes(const Constants& constants,
-                        const std::byte* line,
-                        const float* x,
-                        TileSums<Avx2, kTokens>* sums) {
-    __m256i codes[kPartCount];
-    for (i64 part = 0; part < kPartCount; ++part) {
-      codes[part] = _mm256_and_si256(load(line + part * 32), constants.nibble);
-    }
-    add_nibbles<kPartCount, kTokens>(constants, codes, x, sums);
-    for (i64 part = 0; part < kPartCount; ++part) {
-      codes[part] =
-          _mm256_and_si256(_mm256_srli_epi16(load(line + part * 32), 4), constants.nibble);
-    }
-    add_nibbles<kPartCount, kTokens>(constants, codes, x + operand_at<kTokens>(1, 0), sums);
-  }
-
-  template <i64 kGroupCols, int kGroups, int kTokens>
-  static void add_groups(const Constants& constants,
-                         const std::byte* line,
-                         const float* x,
-                         TileSums<Avx2, kTokens>* sums) {
-    constexpr i64 kGroupBytes = kGroupCols / kPanel16StepCols * kPanel16LineBytes;
-    for (i64 group = 0; group < kGroups; ++group) {
-      for (i64 part = 0; part < kParts; ++part) {
-        add_codes<1, kTokens>(constants,
-                              line + group * kGroupBytes + part * 32,
-                              x + group * kGroupCols * kTokens,
-                              sums + group * kParts + part);
-      }
-    }
   }
 
   // Rows come in order here: `low` sums even columns, `high` odd columns.
@@ -177,22 +60,6 @@ struct Avx2 {
         sums[t].high = _mm256_fmadd_ps(odd, _mm256_broadcast_ss(at + 1), sums[t].high);
       }
     }
-  }
-
-  template <Panel16Element kElement>
-  static Scale scale(const std::byte* bytes, i64 part) {
-    const __m256i codes =
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes + part * 8)));
-    __m256 rows;
-    if constexpr (kElement == Panel16Element::kNvfp4) {
-      rows = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(codes, 20)),
-                           _mm256_set1_ps(0x1p117F));
-    } else {
-      // Code 0 is 2^-127, the f32 subnormal 0x00400000; every other code is above it.
-      rows = _mm256_castsi256_ps(
-          _mm256_max_epi32(_mm256_slli_epi32(codes, 23), _mm256_set1_epi32(0x00400000)));
-    }
-    return {_mm256_unpacklo_ps(rows, rows), _mm256_unpackhi_ps(rows, rows)};
   }
 
   struct NoZeroPoints {};
@@ -289,11 +156,6 @@ struct Avx2 {
             _mm256_fmadd_ps(sums.high, scale.high, total.high)};
   }
 
-  static void store_codes(const Sums& sums, i64 part, float* out) {
-    // Adds neighbouring lanes and leaves rows 0 1 2 3 | 4 5 6 7.
-    _mm256_storeu_ps(out + part * 8, _mm256_hadd_ps(sums.low, sums.high));
-  }
-
   template <Panel16Element kElement>
   static void store_wide(const Sums& sums, i64 part, float* out) {
     if constexpr (kElement == Panel16Element::kE4m3) {
@@ -311,8 +173,333 @@ struct Avx2 {
   }
 };
 
+// Eight rows of scales of one group.
+template <Panel16Element kElement>
+__m256 scale_of_rows(const std::byte* bytes) {
+  const __m256i codes =
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  if constexpr (kElement == Panel16Element::kNvfp4) {
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(codes, 20)),
+                         _mm256_set1_ps(0x1p117F));
+  } else {
+    // Code 0 is 2^-127, the f32 subnormal 0x00400000; every other code is above it.
+    return _mm256_castsi256_ps(
+        _mm256_max_epi32(_mm256_slli_epi32(codes, 23), _mm256_set1_epi32(0x00400000)));
+  }
+}
+
+// Totals of a panel: two parts of 8 rows, in order.
+template <int kTokens>
+struct Totals {
+  __m256 at[kTokens][Avx2::kParts];
+};
+
+// Tokens that are summed at once, both parts of each: 12 sums of digits in 16 registers.
+template <int kTokens>
+constexpr int kPassTokens = kTokens < 2 ? 1 : 2;
+
+// 16-bit sums of a run, one vector a digit.
+template <int kTokens>
+struct RunSums {
+  __m256i at[kTokens][Avx2::kParts][kNumDigits];
+};
+
+struct Codes {
+  __m256i low;   // of a part: columns 0 4 1 5 of a row
+  __m256i high;  // columns 2 6 3 7
+};
+
+struct DigitTables {
+  __m256i weights;
+  __m256i nibble;
+};
+
+// Keeps a constant in its register, where compilers would rather make it again inside the loop,
+// and sums in the order written, where they would rather hold every product at once.
+[[gnu::always_inline]] inline __m256i in_order(__m256i value) {
+  __asm__("" : "+x"(value));
+  return value;
+}
+
+[[gnu::always_inline]] inline __m256i broadcast_digits(const std::byte* bytes) {
+  int digits;
+  std::memcpy(&digits, bytes, sizeof(digits));
+  return _mm256_set1_epi32(digits);
+}
+
+// One run of one panel. kTokens are the tile's.
+template <int kTokens>
+struct Run {
+  const std::byte* lines;
+  const std::byte* scales;  // of its group
+  const std::byte* x;       // of its first step and of the first token
+  i64 steps;
+
+  [[nodiscard]] const std::byte* piece(i64 step, int piece, int token) const {
+    return x + ((4 * step + piece) * kTokens + token) * kDigitPieceBytes;
+  }
+};
+
+// sums (+)= a line's products for tokens [first, first + kCount). Loops over arrays that are to be
+// registers unroll by pragma, since compilers weigh their size first.
+template <int kTokens, int kCount, bool kBegins>
+[[gnu::always_inline]] inline void add_line(const DigitTables& tables,
+                                            const Run<kTokens>& run,
+                                            i64 step,
+                                            int first,
+                                            RunSums<kCount>& sums) {
+  Codes codes[Avx2::kParts];
+#pragma GCC unroll 2
+  for (int part = 0; part < Avx2::kParts; ++part) {
+    const __m256i line = Avx2::load(run.lines + step * kPanel16LineBytes + part * 32);
+    codes[part].low = _mm256_shuffle_epi8(tables.weights, _mm256_and_si256(line, tables.nibble));
+    codes[part].high = _mm256_shuffle_epi8(
+        tables.weights, _mm256_and_si256(_mm256_srli_epi16(line, 4), tables.nibble));
+  }
+#pragma GCC unroll 6
+  for (int at = 0; at < kCount * kNumDigits; ++at) {
+    const int token = at / kNumDigits;
+    const int digit = at % kNumDigits;
+    const std::byte* digits = run.piece(step, digit, first + token);
+    const __m256i low = broadcast_digits(digits);
+    const __m256i high = broadcast_digits(digits + 4);
+#pragma GCC unroll 2
+    for (int part = 0; part < Avx2::kParts; ++part) {
+      __m256i& sum = sums.at[token][part][digit];
+      const __m256i products = _mm256_maddubs_epi16(codes[part].low, low);
+      sum = kBegins ? products : _mm256_add_epi16(sum, products);
+      sum = in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[part].high, high)));
+    }
+  }
+}
+
+// The row sums of one part and token: exact in 32 bits, rounded once.
+template <int kTokens>
+[[gnu::always_inline]] inline __m256 row_sums(const __m256i (&digits)[kNumDigits],
+                                              const Run<kTokens>& run,
+                                              int token) {
+  const std::byte* header = run.piece(0, kNumDigits, token);
+  __m256i sum = broadcast_digits(header + 4);
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[0], _mm256_set1_epi16(1)));
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[1], _mm256_set1_epi16(128)));
+  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[2], _mm256_set1_epi16(128 * 128)));
+  const __m256 unit = _mm256_broadcast_ss(reinterpret_cast<const float*>(header));
+  return _mm256_mul_ps(_mm256_cvtepi32_ps(sum), unit);
+}
+
+// total += the run for tokens [first, first + kCount).
+template <Panel16Element kElement, int kTokens, int kCount, int kSteps>
+[[gnu::always_inline]] inline void add_tokens(const DigitTables& tables,
+                                              const Run<kTokens>& run,
+                                              int first,
+                                              Totals<kTokens>& total) {
+  RunSums<kCount> sums;
+  add_line<kTokens, kCount, true>(tables, run, 0, first, sums);
+  if constexpr (kSteps > 0) {
+#pragma GCC unroll 3
+    for (i64 step = 1; step < kSteps; ++step) {
+      add_line<kTokens, kCount, false>(tables, run, step, first, sums);
+    }
+  } else {
+    for (i64 step = 1; step < run.steps; ++step) {
+      add_line<kTokens, kCount, false>(tables, run, step, first, sums);
+    }
+  }
+#pragma GCC unroll 2
+  for (int part = 0; part < Avx2::kParts; ++part) {
+    const __m256 scale = scale_of_rows<kElement>(run.scales + part * 8);
+#pragma GCC unroll 2
+    for (int token = 0; token < kCount; ++token) {
+      __m256& rows = total.at[first + token][part];
+      rows =
+          _mm256_fmadd_ps(row_sums<kTokens>(sums.at[token][part], run, first + token), scale, rows);
+    }
+  }
+}
+
+// Sums of a wide run in f32: a bf16 is 16 bits above 16 zeros, of which two byte shuffles make the
+// high and the low byte of a code's value. In `low` and `high` a row's two lanes are the columns
+// of a pair, in order.
+template <int kTokens>
+[[gnu::noinline]] void sum_wide_run(const Run<kTokens>& run, int token, float* sums) {
+  const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(
+      0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
+  const __m256i low_bytes = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 0, -128, -64, 0, 0x40, -128, -64, 0, 0, -128, -64, 0, 0x40, -128, -64));
+  const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xFFFF0000U));
+  Avx2::Sums rows[Avx2::kParts] = {Avx2::zero(), Avx2::zero()};
+  for (i64 step = 0; step < run.steps; ++step) {
+    alignas(16) u16 columns[kPanel16StepCols];
+    std::memcpy(columns, run.piece(step, 0, token), kDigitPieceBytes);
+    std::memcpy(columns + 4, run.piece(step, 1, token), kDigitPieceBytes);
+    alignas(32) float x[kPanel16StepCols];
+    _mm256_store_ps(x,
+                    Avx2::low_halves(_mm256_cvtepu16_epi32(
+                        _mm_load_si128(reinterpret_cast<const __m128i*>(columns)))));
+    for (i64 part = 0; part < Avx2::kParts; ++part) {
+      const __m256i line = Avx2::load(run.lines + step * kPanel16LineBytes + part * 32);
+      Avx2::Sums& sum = rows[part];
+      for (int nibble = 0; nibble < 2; ++nibble) {
+        const __m256i codes =
+            _mm256_and_si256(_mm256_srli_epi16(line, 4 * nibble), _mm256_set1_epi8(0x0F));
+        const __m256i high = _mm256_shuffle_epi8(high_bytes, codes);
+        const __m256i low = _mm256_shuffle_epi8(low_bytes, codes);
+        const __m256i first = _mm256_unpacklo_epi8(low, high);
+        const __m256i last = _mm256_unpackhi_epi8(low, high);
+        const __m256 pair = Avx2::broadcast_pair(x + 2 * nibble);
+        sum.low = _mm256_fmadd_ps(Avx2::low_halves(first), pair, sum.low);
+        sum.high = _mm256_fmadd_ps(Avx2::low_halves(last), pair, sum.high);
+        const __m256 second = Avx2::broadcast_pair(x + 4 + 2 * nibble);
+        sum.low = _mm256_fmadd_ps(Avx2::high_halves(first, high_half), second, sum.low);
+        sum.high = _mm256_fmadd_ps(Avx2::high_halves(last, high_half), second, sum.high);
+      }
+    }
+  }
+  // Adds neighbouring lanes and leaves rows 0 1 2 3 | 4 5 6 7.
+  _mm256_storeu_ps(sums, _mm256_hadd_ps(rows[0].low, rows[0].high));
+  _mm256_storeu_ps(sums + 8, _mm256_hadd_ps(rows[1].low, rows[1].high));
+}
+
+// total += the run. kSteps: its steps, or 0 where they are not a constant.
+template <Panel16Element kElement, int kTokens, int kSteps>
+[[gnu::always_inline]] inline void add_run(const DigitTables& tables,
+                                           const Run<kTokens>& run,
+                                           Totals<kTokens>& total) {
+  constexpr int kPass = kPassTokens<kTokens>;
+#pragma GCC unroll 4
+  for (i64 step = 0; step < (kSteps > 0 ? kSteps : run.steps); ++step) {
+    prefetch_ahead(run.lines + step * kPanel16LineBytes);
+  }
+#pragma GCC unroll 2
+  for (int first = 0; first + kPass <= kTokens; first += kPass) {
+    add_tokens<kElement, kTokens, kPass, kSteps>(tables, run, first, total);
+  }
+  if constexpr (kTokens % kPass != 0) {
+    add_tokens<kElement, kTokens, 1, kSteps>(tables, run, kTokens - 1, total);
+  }
+#pragma GCC unroll 4
+  for (int token = 0; token < kTokens; ++token) {
+    u32 unit;
+    std::memcpy(&unit, run.piece(0, kNumDigits, token), sizeof(unit));
+    if (unit == 0) [[unlikely]] {
+      // What the digits added was a product with zero.
+      float sums[kPanelRows];
+      sum_wide_run<kTokens>(run, token, sums);
+#pragma GCC unroll 2
+      for (int part = 0; part < Avx2::kParts; ++part) {
+        total.at[token][part] = _mm256_fmadd_ps(_mm256_loadu_ps(sums + part * 8),
+                                                scale_of_rows<kElement>(run.scales + part * 8),
+                                                total.at[token][part]);
+      }
+    }
+  }
+}
+
+template <Panel16Element kElement, int kTokens>
+void dot_digit_panel(const std::byte* panel,
+                     const Panel16Shape& shape,
+                     const std::byte* x,
+                     float* sums) {
+  constexpr i64 kOwnSteps = device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+  const DigitTables tables{in_order(_mm256_broadcastsi128_si256(
+                               _mm_load_si128(reinterpret_cast<const __m128i*>(kDigitWeights)))),
+                           in_order(_mm256_set1_epi8(0x0F))};
+  const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
+  const i64 block_steps = device::panel16_steps_per_block(shape);
+  Totals<kTokens> total;
+#pragma GCC unroll 4
+  for (int token = 0; token < kTokens; ++token) {
+    total.at[token][0] = total.at[token][1] = _mm256_setzero_ps();
+  }
+  i64 step = device::panel16_first_step(shape);
+  const i64 end = step + device::panel16_num_steps(shape);
+  i64 in_block = step % block_steps;
+  while (step < end) {
+    const std::byte* scales = panel + in_block / group_steps * device::kPanel16Rows;
+    prefetch_ahead(panel);
+    panel += kPanel16LineBytes;
+    const i64 block_end = step + block_steps - in_block;
+    const i64 last = block_end < end ? block_end : end;
+    in_block = 0;
+    while (step < last) {
+      Run<kTokens> run{panel, scales, x, kOwnSteps};
+      if (group_steps == kOwnSteps && step % kOwnSteps == 0 && last - step >= kOwnSteps) {
+        add_run<kElement, kTokens, kOwnSteps>(tables, run, total);
+      } else {
+        run.steps = run_steps(step, last, group_steps);
+        add_run<kElement, kTokens, 0>(tables, run, total);
+      }
+      step += run.steps;
+      scales += step % group_steps == 0 ? device::kPanel16Rows : 0;
+      panel += run.steps * kPanel16LineBytes;
+      x += run.steps * kDigitStepBytes * kTokens;
+    }
+  }
+#pragma GCC unroll 4
+  for (int token = 0; token < kTokens; ++token) {
+    _mm256_storeu_ps(sums + token * kPanelRows, total.at[token][0]);
+    _mm256_storeu_ps(sums + token * kPanelRows + 8, total.at[token][1]);
+  }
+}
+
+template <Panel16Element kElement, int kTokens>
+void dot_digit_panels(const DotCall& call) {
+  const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
+  for (i64 panel = 0; panel < call.num_panels; ++panel) {
+    dot_digit_panel<kElement, kTokens>(call.panels + panel * panel_bytes,
+                                       *call.shape,
+                                       call.operand,
+                                       call.sums + panel * kTokens * kPanelRows);
+  }
+}
+
+template <Panel16Element kElement, int... kTokens>
+void dot_digit_tokens(const DotCall& call,
+                      std::integer_sequence<int, kTokens...> /*tokens less one*/) {
+  using Function = void (*)(const DotCall&);
+  static constexpr Function kByTokens[] = {dot_digit_panels<kElement, kTokens + 1>...};
+  kByTokens[call.num_tokens - 1](call);
+}
+
+void dot_avx2(const DotCall& call) {
+  constexpr auto kTokens = std::make_integer_sequence<int, Avx2::kMaxTokens>();
+  switch (call.shape->element) {
+    case Panel16Element::kBf16:
+      return dot_tokens<Avx2, Panel16Element::kBf16>(call, kTokens);
+    case Panel16Element::kNvfp4:
+      return dot_digit_tokens<Panel16Element::kNvfp4>(call, kTokens);
+    case Panel16Element::kMxfp4:
+      return dot_digit_tokens<Panel16Element::kMxfp4>(call, kTokens);
+    case Panel16Element::kInt4:
+      return dot_tokens<Avx2, Panel16Element::kInt4>(call, kTokens);
+    case Panel16Element::kE4m3:
+      return dot_tokens<Avx2, Panel16Element::kE4m3>(call, kTokens);
+  }
+}
+
+LoadedRow load_operand_avx2(const OperandRow& row, const Panel16Shape& shape, std::byte* operand) {
+  const LoadedRow loaded = load_operand<float>(row, shape, operand);
+  if (has_digits(shape.element)) {
+    row_to_digits(shape, operand);
+  }
+  return loaded;
+}
+
+constexpr Body make_avx2_body() {
+  return {Isa::kAvx2,
+          static_cast<i64>(sizeof(float)),
+          Avx2::kMaxTokens,
+          load_operand_avx2,
+          interleave<float>,
+          dot_avx2,
+          activate,
+          scale,
+          weighted_sum,
+          round_to_bf16};
+}
+
 }  // namespace
 
-constinit const Body kAvx2Body = make_body<Avx2>(Isa::kAvx2);
+constinit const Body kAvx2Body = make_avx2_body();
 
 }  // namespace moekit::panels
