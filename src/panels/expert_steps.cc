@@ -20,8 +20,12 @@ using plan::SliceId;
 
 constexpr std::int64_t kLineBytes = 64;
 constexpr std::int64_t kPairsOfStep = device::kPanel16StepCols / 2;
-// Panels of one dot call: gate and up, or two neighbours of down.
-constexpr std::int64_t kPanelsOfDot = 2;
+// Neighbouring down panels of one dot call: what a call costs before its first and behind its last
+// products is paid once. Fewer where their sums would take more than those of gate and up for the
+// largest tile.
+constexpr std::int64_t kMostPanelsOfDot = 8;
+constexpr std::int64_t kPanelsOfLargestTile = 2;
+constexpr std::int64_t kSumsOfDot = kPanelsOfLargestTile * kMaxTileTokens * kPanelRows;
 constexpr std::int64_t kKib = 1024;
 
 // Operands of one expert's tokens stay in half an L2, the other half is for panels passing by; on
@@ -283,7 +287,7 @@ void dot_tiles(const StepContext& context,
                const LoadedRoutes& loaded,
                const DotPanels& panels,
                Sink sink) {
-  alignas(kLineBytes) float sums[kPanelsOfDot * kMaxTileTokens * kPanelRows];
+  alignas(kLineBytes) float sums[kSumsOfDot];
   for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
     const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
     context.body.dot({panels.bytes,
@@ -401,10 +405,13 @@ void down_panels(const StepContext& context,
   const float global = weights.globals(run.expert)[2];
   const float* bias = weights.down_bias(run.expert);
   const std::int64_t hidden = context.call.plan->problem.hidden_size;
-  for (std::int64_t panel = block.begin; panel < block.end; panel += kPanelsOfDot) {
-    const std::int64_t num_panels = std::min(kPanelsOfDot, block.end - panel);
+  const std::int64_t tile_tokens = std::min(loaded.count, context.body.max_tokens);
+  const std::int64_t panels_of_dot =
+      std::min(kMostPanelsOfDot, kSumsOfDot / (tile_tokens * kPanelRows));
+  for (std::int64_t panel = block.begin; panel < block.end; panel += panels_of_dot) {
+    const std::int64_t num_panels = std::min(panels_of_dot, block.end - panel);
     const std::int64_t first_row = panel * kPanelRows;
-    float biases[kPanelsOfDot * kPanelRows] = {};
+    float biases[kMostPanelsOfDot * kPanelRows] = {};
     if (bias != nullptr) {
       std::copy_n(bias + first_row, std::min(num_panels * kPanelRows, hidden - first_row), biases);
     }
@@ -413,7 +420,7 @@ void down_panels(const StepContext& context,
     const auto at = [&](std::int64_t index) {
       return bytes + device::panel16_panel_offset(context.shape, index, 0);
     };
-    const std::int64_t next = panel + kPanelsOfDot;
+    const std::int64_t next = panel + num_panels;
     float* block_sums = route_sums + (panel - block.begin) * kPanelRows;
     dot_tiles(context,
               loaded,
