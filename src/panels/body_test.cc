@@ -42,6 +42,24 @@ class DotCase {
     }
   }
 
+  /// Every fifth column gets zero weights and operands 2^binades times larger.
+  void raise_columns(int binades) {
+    for (int64_t col = 0; col < shape_.cols; col += 5) {
+      for (int64_t row = 0; row < kNumPanels * kPanelRows; ++row) {
+        const device::Panel16Nibble at =
+            device::panel16_code_position(shape_, row % kPanelRows, col);
+        panels_[static_cast<std::size_t>(row / kPanelRows * device::panel16_panel_bytes(shape_) +
+                                         at.byte)] &=
+            static_cast<std::byte>(0xF0U >> static_cast<unsigned>(at.shift));
+        values_[static_cast<std::size_t>(row * shape_.cols + col)] = 0.0;
+      }
+      for (int64_t token = 0; token < tokens_; ++token) {
+        float& value = x_[static_cast<std::size_t>(token * shape_.cols + col)];
+        value = std::ldexp(token % 2 == 0 ? 1.5F : value, binades);
+      }
+    }
+  }
+
   /// [kNumPanels, count, 16] sums of tokens [first, first + count), one call.
   std::vector<float> dot(const Body& body, int64_t first, int64_t count) const {
     // As expert_steps.cc sets a row aside.
@@ -260,6 +278,31 @@ TEST(Bodies, SmallScalesCountInFull) {
     }
   }
   EXPECT_GE(judged, 4 * 4 * kNumPanels * kPanelRows);
+}
+
+// Elements far apart in one scale group: what a small one adds must not drown where the weights of
+// the large ones are zero, in whatever form a body holds its operands.
+TEST(Bodies, SmallOperandsBesideLargeOnesCountInFull) {
+  int64_t judged = 0;
+  for (const auto& [name, body] : testable()) {
+    for (const Panel16Element element : {Panel16Element::kNvfp4, Panel16Element::kMxfp4}) {
+      for (const int binades : {4, 9, 13, 14, 40}) {
+        SCOPED_TRACE(name + " binades " + std::to_string(binades));
+        DotCase dots({element, kPanelRows * kNumPanels, 232, 1, 8, 0}, body->max_tokens);
+        dots.raise_columns(binades);
+        const std::vector<float> sums = dots.dot(*body, 0, body->max_tokens);
+        for (int64_t i = 0; i < kNumPanels * body->max_tokens * kPanelRows; ++i) {
+          const int64_t row = i / (body->max_tokens * kPanelRows) * kPanelRows + i % kPanelRows;
+          const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % body->max_tokens);
+          EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
+                      sum,
+                      0x1p-23 * magnitude * std::sqrt(2.0 * 232));
+          ++judged;
+        }
+      }
+    }
+  }
+  EXPECT_GE(judged, 10 * 4 * kNumPanels * kPanelRows);
 }
 
 // Vectors or not, an activation is the same arithmetic: the bits of every body are the portable
