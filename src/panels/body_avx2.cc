@@ -227,27 +227,18 @@ struct DigitTables {
   return _mm256_set1_epi32(digits);
 }
 
-// One run of one panel. kTokens are the tile's.
-template <int kTokens>
+// One run of one panel.
 struct Run {
+  RunOperands operands;
   const std::byte* lines;
   const std::byte* scales;  // of its group
-  const std::byte* x;       // of its first step and of the first token
-  i64 steps;
-
-  [[nodiscard]] const std::byte* piece(i64 step, int piece, int token) const {
-    return x + ((4 * step + piece) * kTokens + token) * kDigitPieceBytes;
-  }
 };
 
 // sums (+)= a line's products for tokens [first, first + kCount). Loops over arrays that are to be
 // registers unroll by pragma, since compilers weigh their size first.
-template <int kTokens, int kCount, bool kBegins>
-[[gnu::always_inline]] inline void add_line(const DigitTables& tables,
-                                            const Run<kTokens>& run,
-                                            i64 step,
-                                            int first,
-                                            RunSums<kCount>& sums) {
+template <int kCount, bool kBegins>
+[[gnu::always_inline]] inline void add_line(
+    const DigitTables& tables, const Run& run, i64 step, int first, RunSums<kCount>& sums) {
   Codes codes[Avx2::kParts];
 #pragma GCC unroll 2
   for (int part = 0; part < Avx2::kParts; ++part) {
@@ -260,7 +251,7 @@ template <int kTokens, int kCount, bool kBegins>
   for (int at = 0; at < kCount * kNumDigits; ++at) {
     const int token = at / kNumDigits;
     const int digit = at % kNumDigits;
-    const std::byte* digits = run.piece(step, digit, first + token);
+    const std::byte* digits = run.operands.piece(step, digit, first + token);
     const __m256i low = broadcast_digits(digits);
     const __m256i high = broadcast_digits(digits + 4);
 #pragma GCC unroll 2
@@ -274,11 +265,10 @@ template <int kTokens, int kCount, bool kBegins>
 }
 
 // The row sums of one part and token: exact in 32 bits, rounded once.
-template <int kTokens>
 [[gnu::always_inline]] inline __m256 row_sums(const __m256i (&digits)[kNumDigits],
-                                              const Run<kTokens>& run,
+                                              const Run& run,
                                               int token) {
-  const std::byte* header = run.piece(0, kNumDigits, token);
+  const std::byte* header = run.operands.piece(0, kNumDigits, token);
   __m256i sum = broadcast_digits(header + 4);
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[0], _mm256_set1_epi16(1)));
   sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[1], _mm256_set1_epi16(128)));
@@ -290,19 +280,19 @@ template <int kTokens>
 // total += the run for tokens [first, first + kCount).
 template <Panel16Element kElement, int kTokens, int kCount, int kSteps>
 [[gnu::always_inline]] inline void add_tokens(const DigitTables& tables,
-                                              const Run<kTokens>& run,
+                                              const Run& run,
                                               int first,
                                               Totals<kTokens>& total) {
   RunSums<kCount> sums;
-  add_line<kTokens, kCount, true>(tables, run, 0, first, sums);
+  add_line<kCount, true>(tables, run, 0, first, sums);
   if constexpr (kSteps > 0) {
 #pragma GCC unroll 3
     for (i64 step = 1; step < kSteps; ++step) {
-      add_line<kTokens, kCount, false>(tables, run, step, first, sums);
+      add_line<kCount, false>(tables, run, step, first, sums);
     }
   } else {
-    for (i64 step = 1; step < run.steps; ++step) {
-      add_line<kTokens, kCount, false>(tables, run, step, first, sums);
+    for (i64 step = 1; step < run.operands.steps; ++step) {
+      add_line<kCount, false>(tables, run, step, first, sums);
     }
   }
 #pragma GCC unroll 2
@@ -311,63 +301,41 @@ template <Panel16Element kElement, int kTokens, int kCount, int kSteps>
 #pragma GCC unroll 2
     for (int token = 0; token < kCount; ++token) {
       __m256& rows = total.at[first + token][part];
-      rows =
-          _mm256_fmadd_ps(row_sums<kTokens>(sums.at[token][part], run, first + token), scale, rows);
+      rows = _mm256_fmadd_ps(row_sums(sums.at[token][part], run, first + token), scale, rows);
     }
   }
 }
 
-// Sums of a wide run in f32: a bf16 is 16 bits above 16 zeros, of which two byte shuffles make the
-// high and the low byte of a code's value. In `low` and `high` a row's two lanes are the columns
-// of a pair, in order.
-template <int kTokens>
-[[gnu::noinline]] void sum_wide_run(const Run<kTokens>& run, int token, float* sums) {
-  const __m256i high_bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(
-      0, 0x3F, 0x3F, 0x3F, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
-  const __m256i low_bytes = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, 0, -128, -64, 0, 0x40, -128, -64, 0, 0, -128, -64, 0, 0x40, -128, -64));
-  const __m256i high_half = _mm256_set1_epi32(static_cast<int>(0xFFFF0000U));
-  Avx2::Sums rows[Avx2::kParts] = {Avx2::zero(), Avx2::zero()};
-  for (i64 step = 0; step < run.steps; ++step) {
-    alignas(16) u16 columns[kPanel16StepCols];
-    std::memcpy(columns, run.piece(step, 0, token), kDigitPieceBytes);
-    std::memcpy(columns + 4, run.piece(step, 1, token), kDigitPieceBytes);
-    alignas(32) float x[kPanel16StepCols];
-    _mm256_store_ps(x,
-                    Avx2::low_halves(_mm256_cvtepu16_epi32(
-                        _mm_load_si128(reinterpret_cast<const __m128i*>(columns)))));
+// Sums of the columns that digits leave out, 16 rows.
+[[gnu::noinline]] void sum_rest(const Run& run, int token, float* sums) {
+  const __m256 magnitudes = _mm256_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F);
+  const i64 count = run.operands.num_rest(token);
+  __m256 rows[Avx2::kParts] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+  for (i64 i = 0; i < count; ++i) {
+    const i64 column = run.operands.rest_column(i, token);
+    const __m128i shift = _mm_cvtsi32_si128(code_shift(column % kPanel16StepCols));
+    const __m256 x = _mm256_set1_ps(run.operands.rest_operand(i, token));
     for (i64 part = 0; part < Avx2::kParts; ++part) {
-      const __m256i line = Avx2::load(run.lines + step * kPanel16LineBytes + part * 32);
-      Avx2::Sums& sum = rows[part];
-      for (int nibble = 0; nibble < 2; ++nibble) {
-        const __m256i codes =
-            _mm256_and_si256(_mm256_srli_epi16(line, 4 * nibble), _mm256_set1_epi8(0x0F));
-        const __m256i high = _mm256_shuffle_epi8(high_bytes, codes);
-        const __m256i low = _mm256_shuffle_epi8(low_bytes, codes);
-        const __m256i first = _mm256_unpacklo_epi8(low, high);
-        const __m256i last = _mm256_unpackhi_epi8(low, high);
-        const __m256 pair = Avx2::broadcast_pair(x + 2 * nibble);
-        sum.low = _mm256_fmadd_ps(Avx2::low_halves(first), pair, sum.low);
-        sum.high = _mm256_fmadd_ps(Avx2::low_halves(last), pair, sum.high);
-        const __m256 second = Avx2::broadcast_pair(x + 4 + 2 * nibble);
-        sum.low = _mm256_fmadd_ps(Avx2::high_halves(first, high_half), second, sum.low);
-        sum.high = _mm256_fmadd_ps(Avx2::high_halves(last, high_half), second, sum.high);
-      }
+      const std::byte* line = run.lines + column / kPanel16StepCols * kPanel16LineBytes;
+      const __m256i codes = _mm256_srl_epi32(Avx2::load(line + part * 32), shift);
+      const __m256 sign =
+          _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(codes, 28)), _mm256_set1_ps(-0.0F));
+      const __m256 weights = _mm256_xor_ps(_mm256_permutevar8x32_ps(magnitudes, codes), sign);
+      rows[part] = _mm256_fmadd_ps(weights, x, rows[part]);
     }
   }
-  // Adds neighbouring lanes and leaves rows 0 1 2 3 | 4 5 6 7.
-  _mm256_storeu_ps(sums, _mm256_hadd_ps(rows[0].low, rows[0].high));
-  _mm256_storeu_ps(sums + 8, _mm256_hadd_ps(rows[1].low, rows[1].high));
+  _mm256_storeu_ps(sums, rows[0]);
+  _mm256_storeu_ps(sums + 8, rows[1]);
 }
 
 // total += the run. kSteps: its steps, or 0 where they are not a constant.
 template <Panel16Element kElement, int kTokens, int kSteps>
 [[gnu::always_inline]] inline void add_run(const DigitTables& tables,
-                                           const Run<kTokens>& run,
+                                           const Run& run,
                                            Totals<kTokens>& total) {
   constexpr int kPass = kPassTokens<kTokens>;
 #pragma GCC unroll 4
-  for (i64 step = 0; step < (kSteps > 0 ? kSteps : run.steps); ++step) {
+  for (i64 step = 0; step < (kSteps > 0 ? kSteps : run.operands.steps); ++step) {
     prefetch_ahead(run.lines + step * kPanel16LineBytes);
   }
 #pragma GCC unroll 2
@@ -379,12 +347,11 @@ template <Panel16Element kElement, int kTokens, int kSteps>
   }
 #pragma GCC unroll 4
   for (int token = 0; token < kTokens; ++token) {
-    u32 unit;
-    std::memcpy(&unit, run.piece(0, kNumDigits, token), sizeof(unit));
-    if (unit == 0) [[unlikely]] {
-      // What the digits added was a product with zero.
+    const bool has_rest =
+        kSteps > 1 ? run.operands.word(2, token) != 0 : run.operands.num_rest(token) != 0;
+    if (has_rest) [[unlikely]] {
       float sums[kPanelRows];
-      sum_wide_run<kTokens>(run, token, sums);
+      sum_rest(run, token, sums);
 #pragma GCC unroll 2
       for (int part = 0; part < Avx2::kParts; ++part) {
         total.at[token][part] = _mm256_fmadd_ps(_mm256_loadu_ps(sums + part * 8),
@@ -422,17 +389,17 @@ void dot_digit_panel(const std::byte* panel,
     const i64 last = block_end < end ? block_end : end;
     in_block = 0;
     while (step < last) {
-      Run<kTokens> run{panel, scales, x, kOwnSteps};
+      Run run{{x, kOwnSteps, kTokens}, panel, scales};
       if (group_steps == kOwnSteps && step % kOwnSteps == 0 && last - step >= kOwnSteps) {
         add_run<kElement, kTokens, kOwnSteps>(tables, run, total);
       } else {
-        run.steps = run_steps(step, last, group_steps);
+        run.operands.steps = run_steps(step, last, group_steps);
         add_run<kElement, kTokens, 0>(tables, run, total);
       }
-      step += run.steps;
+      step += run.operands.steps;
       scales += step % group_steps == 0 ? device::kPanel16Rows : 0;
-      panel += run.steps * kPanel16LineBytes;
-      x += run.steps * kDigitStepBytes * kTokens;
+      panel += run.operands.steps * kPanel16LineBytes;
+      x += run.operands.steps * kDigitStepBytes * kTokens;
     }
   }
 #pragma GCC unroll 4

@@ -17,7 +17,7 @@ inline void store_pieces(std::byte* step, __m128i low, __m128i high) {
 }
 
 /// Eight values of |v| < 2^20 to the pieces of a step.
-inline void store_digits(__m256i values, __m128i header, std::byte* step) {
+inline void store_digits(__m256i values, __m128i words, std::byte* step) {
   const __m256i half = _mm256_set1_epi32(64);
   const __m256i mask = _mm256_set1_epi32(127);
   const auto digit = [&](__m256i rest) {
@@ -37,7 +37,7 @@ inline void store_digits(__m256i values, __m128i header, std::byte* step) {
   const __m128i first = _mm256_castsi256_si128(by_digit);
   const __m128i last = _mm256_extracti128_si256(by_digit, 1);
   store_pieces(
-      step, _mm_unpacklo_epi8(first, last), _mm_or_si128(_mm_unpackhi_epi8(first, last), header));
+      step, _mm_unpacklo_epi8(first, last), _mm_or_si128(_mm_unpackhi_epi8(first, last), words));
 }
 
 inline int sum_of(__m256i values) {
@@ -53,18 +53,41 @@ inline unsigned largest_of(__m256i bits) {
       _mm_cvtsi128_si32(_mm_max_epu32(most, _mm_shuffle_epi32(most, 0xB1))));
 }
 
-/// What stands in piece 3, in the upper half of its 16 bytes.
-inline __m128i run_header(float unit, int start) {
-  return _mm_setr_epi32(0, 0, static_cast<int>(device::bits_of(unit)), start);
+/// Words of a step, in the upper half of 16 bytes.
+inline __m128i words_of(const RunWords& words, device::i64 step) {
+  return _mm_bslli_si128(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(words.at + 2 * step)), 8);
 }
 
 inline void store_wide_run(const __m256i (&bits)[kRunSteps], device::i64 steps, std::byte* run) {
+  RunWords words;
+  words.make_wide(steps);
   for (device::i64 step = 0; step < steps; ++step) {
     const __m256i high = _mm256_srli_epi32(bits[step], 16);
     const __m128i bf16 =
         _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
-    store_pieces(run + step * kDigitStepBytes, bf16, _mm_setzero_si128());
+    store_pieces(run + step * kDigitStepBytes, bf16, words_of(words, step));
   }
+}
+
+/// Moves what 20 bits do not hold from the values to the words; false where there is no room.
+inline bool take_rest(const __m256i (&bits)[kRunSteps],
+                      const __m256 (&same)[kRunSteps],
+                      device::i64 steps,
+                      __m256i (&values)[kRunSteps],
+                      RunWords& words) {
+  for (device::i64 step = 0; step < steps; ++step) {
+    alignas(32) device::u32 operands[device::kPanel16StepCols];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(operands), bits[step]);
+    const int held = _mm256_movemask_ps(same[step]);
+    for (device::i64 col = 0; col < device::kPanel16StepCols; ++col) {
+      if ((held >> col & 1) == 0 &&
+          !words.add(operands[col], step * device::kPanel16StepCols + col, steps)) {
+        return false;
+      }
+    }
+    values[step] = _mm256_and_si256(values[step], _mm256_castps_si256(same[step]));
+  }
+  return true;
 }
 
 /// The f32 of a run, bf16 values, to its digits in place.
@@ -81,11 +104,11 @@ inline void run_to_digits(std::byte* run, device::i64 steps) {
   }
   const auto exponent = static_cast<int>(largest_of(most) >> 23);
   // The largest is below 2^(exponent - 126): e = exponent - 146 leaves 20 bits.
+  RunWords words;
   if (largest_of(most) == 0) {
+    words.begin(1.0F, 0);
     for (device::i64 step = 0; step < steps; ++step) {
-      store_pieces(run + step * kDigitStepBytes,
-                   _mm_setzero_si128(),
-                   step == 0 ? run_header(1.0F, 0) : _mm_setzero_si128());
+      store_pieces(run + step * kDigitStepBytes, _mm_setzero_si128(), words_of(words, step));
     }
     return;
   }
@@ -98,24 +121,26 @@ inline void run_to_digits(std::byte* run, device::i64 steps) {
   const __m256 to_operands =
       _mm256_set1_ps(device::float_of(static_cast<device::u32>(exponent - 146 + 127) << 23));
   __m256i values[kRunSteps];
-  __m256i sum = _mm256_setzero_si256();
-  __m256 same = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+  __m256 same[kRunSteps];
+  __m256 all_same = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
   for (device::i64 step = 0; step < kRunSteps; ++step) {
     const __m256 x = _mm256_castsi256_ps(bits[step]);
     values[step] = _mm256_cvtps_epi32(_mm256_mul_ps(x, to_values));
+    // The product may be 0 where x is not: x is what the value must give back.
     const __m256 again = _mm256_mul_ps(_mm256_cvtepi32_ps(values[step]), to_operands);
-    same = _mm256_and_ps(same, _mm256_cmp_ps(again, x, _CMP_EQ_OQ));
-    sum = _mm256_add_epi32(sum, values[step]);
+    same[step] = _mm256_cmp_ps(again, x, _CMP_EQ_OQ);
+    all_same = _mm256_and_ps(all_same, same[step]);
   }
-  if (_mm256_movemask_ps(same) != 255) {
+  if (_mm256_movemask_ps(all_same) != 255 && !take_rest(bits, same, steps, values, words)) {
     store_wide_run(bits, steps, run);
     return;
   }
-  const float unit = device::float_of(static_cast<device::u32>(exponent - 147 + 127) << 23);
-  __m128i header = run_header(unit, -12 * sum_of(sum));
+  __m256i sum = _mm256_add_epi32(values[0], values[1]);
+  sum = _mm256_add_epi32(sum, _mm256_add_epi32(values[2], values[3]));
+  const float unit = device::float_of(static_cast<device::u32>(exponent - 20) << 23);
+  words.begin(unit, -12 * sum_of(sum));
   for (device::i64 step = 0; step < steps; ++step) {
-    store_digits(values[step], header, run + step * kDigitStepBytes);
-    header = _mm_setzero_si128();
+    store_digits(values[step], words_of(words, step), run + step * kDigitStepBytes);
   }
 }
 
