@@ -47,13 +47,62 @@ using device::Panel16Shape;
 using device::u16;
 using device::u32;
 
-/// How far ahead of the line at hand memory is asked for. The hardware's prefetchers stop at every
-/// page of 4 KiB, and so many bytes ahead is the page after. Measured at 0, 1, 2, 4 and 8 KiB
+/// How far ahead of the line at hand memory is asked for: to the second-level cache so that many
+/// lines are on their way while a thread computes, to the first-level cache so that they are there
 /// (README, 8).
-constexpr i64 kPrefetchBytes = 4096;
+constexpr i64 kFarBytes = 16384;
+constexpr i64 kNearBytes = 1024;
 
+/// From a line to those that are asked for when it is read.
+struct Ahead {
+  i64 far = 0;
+  i64 near = 0;
+};
+
+/// The panels of one dot call, read in ascending order in blocks of `block_bytes`, and behind them
+/// those of the thread's next call. Distances are whole blocks, so that they hold for all lines of
+/// one block.
+class CallStream {
+ public:
+  CallStream(const DotCall& call, i64 block_bytes)
+      : end_(reinterpret_cast<std::uintptr_t>(call.panels) +
+             static_cast<std::uintptr_t>(call.num_panels *
+                                         device::panel16_panel_bytes(*call.shape))),
+        next_(reinterpret_cast<std::uintptr_t>(call.next_panels)),
+        far_(whole_blocks(kFarBytes, block_bytes)),
+        near_(whole_blocks(kNearBytes, block_bytes)) {}
+
+  [[nodiscard]] Ahead from(const std::byte* block) const {
+    return {distance(block, far_), distance(block, near_)};
+  }
+
+ private:
+  static i64 whole_blocks(i64 bytes, i64 block_bytes) {
+    return device::round_up(bytes, block_bytes);
+  }
+
+  // Behind the last call: the line itself, which costs nothing.
+  [[nodiscard]] i64 distance(const std::byte* block, i64 wanted) const {
+    const std::uintptr_t target =
+        reinterpret_cast<std::uintptr_t>(block) + static_cast<std::uintptr_t>(wanted);
+    return target < end_ ? wanted : next_ == 0 ? 0 : wanted + static_cast<i64>(next_ - end_);
+  }
+
+  std::uintptr_t end_;
+  std::uintptr_t next_;
+  i64 far_;
+  i64 near_;
+};
+
+inline void prefetch(const std::byte* line, const Ahead& ahead) {
+  __builtin_prefetch(line + ahead.far, 0, 2);
+  __builtin_prefetch(line + ahead.near, 0, 3);
+}
+
+/// For bodies that do not follow the stream of their call.
 inline void prefetch_ahead(const std::byte* line) {
-  __builtin_prefetch(line + kPrefetchBytes);
+  constexpr i64 kPageBytes = 4096;
+  __builtin_prefetch(line + kPageBytes);
 }
 
 /// Where the first operand of (pair of columns, token) lies in a tile: DotCall's order.
@@ -84,6 +133,7 @@ struct Group {
   i64 steps;
   const typename Simd::Operand* x;
   bool is_first_part;  // the one that asks for memory
+  Ahead ahead;
 };
 
 /// Sums the group from zero, scales, and adds to the totals.
@@ -98,7 +148,7 @@ void add_group(const typename Simd::Constants& constants,
   }
   for (i64 step = 0; step < group.steps; ++step) {
     if (group.is_first_part) {
-      prefetch_ahead(group.lines + step * kPanel16LineBytes);
+      prefetch(group.lines + step * kPanel16LineBytes, group.ahead);
     }
     Simd::template add_codes<kTogether, kTokens>(constants,
                                                  group.lines + step * kPanel16LineBytes,
@@ -119,6 +169,7 @@ struct Block {
   const std::byte* lines;   // of its first step
   const std::byte* scales;  // of its first group
   const typename Simd::Operand* x;
+  Ahead ahead;
 };
 
 /// Sums several groups side by side. Each starts from zero and the totals take them in ascending
@@ -140,7 +191,7 @@ void add_block(const typename Simd::Constants& constants,
     const typename Simd::Operand* x = block.x + first * kGroupCols * kTokens;
     for (i64 step = 0; step < kGroupSteps; ++step) {
       for (i64 group = 0; group < kGroups; ++group) {
-        prefetch_ahead(lines + (group * kGroupSteps + step) * kPanel16LineBytes);
+        prefetch(lines + (group * kGroupSteps + step) * kPanel16LineBytes, block.ahead);
       }
       Simd::template add_groups<kGroupCols, kGroups, kTokens>(
           constants, lines + step * kPanel16LineBytes, x + step * kPanel16StepCols * kTokens, sums);
@@ -178,7 +229,8 @@ void add_some_groups(const typename Simd::Constants& constants,
                         block.scales + part * kPartRows,
                         steps,
                         block.x,
-                        part == 0};
+                        part == 0,
+                        block.ahead};
       if (steps == kOwnGroupSteps) {
         group.steps = kOwnGroupSteps;  // the common case: a constant trip count unrolls
         add_group<Simd, kElement, kTokens>(constants, group, total + part);
@@ -196,6 +248,7 @@ void add_some_groups(const typename Simd::Constants& constants,
 template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_code_panel(const std::byte* panel,
                     const Panel16Shape& shape,
+                    const CallStream& stream,
                     const typename Simd::Operand* x,
                     float* sums) {
   constexpr i64 kBlockSteps =
@@ -211,11 +264,12 @@ void dot_code_panel(const std::byte* panel,
   const i64 end = step + device::panel16_num_steps(shape);
   while (step < end) {
     const std::byte* scales = panel + (step % block_steps) / group_steps * device::kPanel16Rows;
-    prefetch_ahead(panel);
+    const Ahead ahead = stream.from(panel);
+    prefetch(panel, ahead);
     panel += kPanel16LineBytes;
     const i64 block_end = device::round_up(step + 1, block_steps);
     const i64 last = block_end < end ? block_end : end;
-    const Block<Simd> block{panel, scales, x};
+    const Block<Simd> block{panel, scales, x, ahead};
     if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
       if (block_steps == kBlockSteps && last - step == kBlockSteps) {
         add_block<Simd, kElement, kTokens>(constants, block, total);
@@ -247,6 +301,7 @@ struct OperandScales {
 template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_wide_panel(const std::byte* panel,
                     const Panel16Shape& shape,
+                    const CallStream& stream,
                     const typename Simd::Operand* x,
                     const OperandScales& operand_scales,
                     float* sums) {
@@ -271,13 +326,14 @@ void dot_wide_panel(const std::byte* panel,
     const i64 operand_end = first + (operand_group + 1) * kOperandGroupSteps;
     last = operand_scales.values != nullptr && operand_end < last ? operand_end : last;
     const i64 steps = last - step;
+    const Ahead ahead = stream.from(panel);
     for (i64 part = 0; part < Simd::kParts; ++part) {
       const auto zeros = Simd::template zero_points<kElement>(scales, part);
       TileSums<Simd, kTokens> sum = zero_tile<Simd, kTokens>();
       for (i64 i = 0; i < steps; ++i) {
         const std::byte* lines = panel + i * kStepBytes;
         for (i64 at = 0; part == 0 && at < kStepBytes; at += kPanel16LineBytes) {
-          prefetch_ahead(lines + at);
+          prefetch(lines + at, ahead);
         }
         if constexpr (kElement == Panel16Element::kInt4) {
           Simd::template add_int4<kTokens>(
@@ -308,26 +364,29 @@ void dot_wide_panel(const std::byte* panel,
   }
 }
 
+// 8 steps of bf16 at a time: the sums of one part stay in registers while the lines are still in L1
+// for the other part.
+constexpr i64 kChunkSteps = 8;
+
 template <typename Simd, int kTokens>
 void dot_bf16_panel(const std::byte* panel,
                     const Panel16Shape& shape,
+                    const CallStream& stream,
                     const typename Simd::Operand* x,
                     float* sums) {
   TileSums<Simd, kTokens> total[Simd::kParts];
   for (i64 part = 0; part < Simd::kParts; ++part) {
     total[part] = zero_tile<Simd, kTokens>();
   }
-  // 8 steps at a time: the sums of one part stay in registers while the lines are still in L1 for
-  // the other part.
-  constexpr i64 kChunkSteps = 8;
   i64 left = device::panel16_num_steps(shape);
   while (left > 0) {
     const i64 steps = left < kChunkSteps ? left : kChunkSteps;
+    const Ahead ahead = stream.from(panel);
     for (i64 part = 0; part < Simd::kParts; ++part) {
       TileSums<Simd, kTokens> sum = total[part];
       for (i64 step = 0; step < steps; ++step) {
         for (i64 line = 0; part == 0 && line < 4; ++line) {
-          prefetch_ahead(panel + (step * 4 + line) * kPanel16LineBytes);
+          prefetch(panel + (step * 4 + line) * kPanel16LineBytes, ahead);
         }
         Simd::template add_bf16<kTokens>(panel + step * 4 * kPanel16LineBytes,
                                          part,
@@ -347,20 +406,30 @@ void dot_bf16_panel(const std::byte* panel,
   }
 }
 
+/// The blocks that distances ahead are counted in: a line of scales and its codes, or a chunk of
+/// bf16.
+inline i64 stream_block_bytes(const Panel16Shape& shape) {
+  const i64 step_bytes = device::panel16_step_bytes(shape.element);
+  return shape.element == Panel16Element::kBf16
+             ? kChunkSteps * step_bytes
+             : kPanel16LineBytes + device::panel16_steps_per_block(shape) * step_bytes;
+}
+
 template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_panels(const DotCall& call) {
   const auto* x = reinterpret_cast<const typename Simd::Operand*>(call.operand);
   const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
+  const CallStream stream(call, stream_block_bytes(*call.shape));
   for (i64 panel = 0; panel < call.num_panels; ++panel) {
     const std::byte* bytes = call.panels + panel * panel_bytes;
     float* sums = call.sums + panel * kTokens * kPanelRows;
     if constexpr (kElement == Panel16Element::kBf16) {
-      dot_bf16_panel<Simd, kTokens>(bytes, *call.shape, x, sums);
+      dot_bf16_panel<Simd, kTokens>(bytes, *call.shape, stream, x, sums);
     } else if constexpr (device::panel16_has_wide_scales(kElement)) {
       dot_wide_panel<Simd, kElement, kTokens>(
-          bytes, *call.shape, x, {call.operand_scales, call.operand_scale_stride}, sums);
+          bytes, *call.shape, stream, x, {call.operand_scales, call.operand_scale_stride}, sums);
     } else {
-      dot_code_panel<Simd, kElement, kTokens>(bytes, *call.shape, x, sums);
+      dot_code_panel<Simd, kElement, kTokens>(bytes, *call.shape, stream, x, sums);
     }
   }
 }
