@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""bench/compare --turns with programs that answer well, die, write garbage, hang or end badly."""
+"""bench/compare with programs that answer well, die, write garbage, hang or end badly."""
 
 import json
 import pathlib
@@ -40,7 +40,7 @@ if trouble == "lingers":
     time.sleep(60)
 if "--json" in sys.argv and trouble != "rowless":
     for tokens in sorted(set(turns)):
-        print('{"tokens": %d, "turns": %d}' % (tokens, turns.count(tokens)))
+        print('{"tokens": %d, "turns": %d' % (tokens, turns.count(tokens)) + ("" if trouble == "scribbles" else "}"))
 sys.exit(5 if trouble == "fails" else 0)
 """
 
@@ -127,6 +127,60 @@ class Compare(unittest.TestCase):
         command = [str(FOLDER / "compare"), "--turns", "1", "--peer", "/nowhere/peer", "--", "true"]
         self.expect_trouble(subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
                                            timeout=60), "/nowhere/peer")
+
+    def test_a_row_that_is_no_json(self):
+        self.expect_trouble(self.run_compare(ours="scribbles"), "printed a row that is no JSON")
+
+    def run_by_run(self, peer, ours="echo '{\"time_us\": {\"median\": 10.0}}' #", *options):
+        command = [FOLDER / "compare", "--rounds", "2", "--timeout", "2", *options, "--peer", peer, "--", "sh", "-c",
+                   ours]
+        return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              encoding="utf-8", timeout=60)
+
+    def test_runs_of_both(self):
+        result = self.run_by_run("echo first 7 us then 25.0 us")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("peer / ours 2.50 x", result.stdout)
+        result = self.run_by_run("echo 25 ms", "echo '{\"time_us\": {\"median\": 10}}' #", "--peer-us", "([0-9]+) ms",
+                                 "--peer-scale", "1000")
+        self.assertIn("peer / ours 2500.00 x", result.stdout)
+
+    def test_runs_of_a_peer_in_trouble(self):
+        for peer, part in (("echo nothing", "printed nothing that matches"), ("false", "false ended with 1"),
+                           ("/nowhere/peer", "/nowhere/peer: "), ("echo ... us", "the peer's time is '...'"),
+                           ("echo 0.0 us", "the peer's time is '0.0'")):
+            self.expect_trouble(self.run_by_run(peer), part)
+
+    def test_runs_that_hang(self):
+        start = time.monotonic()
+        # The second leaves a program behind that keeps its output open.
+        self.expect_trouble(self.run_by_run("sleep 60"), "sleep 60 did not end within 2 s")
+        self.assertEqual(self.run_by_run("sh -c 'sleep 60 & echo 5 us'").returncode, 0)
+        self.expect_trouble(self.run_by_run("echo 5 us", "sleep 60"), "did not end within 2 s")
+        self.assertLess(time.monotonic() - start, 40.0)
+
+    def test_our_runs_in_trouble(self):
+        for ours, part in (("true", "printed 0 rows, expected one"), ("echo '{bad' #", "a row that is no JSON"),
+                           ("echo '{}' #", "a row without a median"), ("exit 3", "ended with 3"),
+                           ("echo '{\"time_us\": {\"median\": 0}}' #", "a row without a median")):
+            self.expect_trouble(self.run_by_run("echo 5 us", ours), part)
+
+    def test_options_that_mean_nothing(self):
+        for peer, option, value, part in (("", "--rounds", "1", "--peer: empty"),
+                                          ("a 'b", "--rounds", "1", "No closing quotation"),
+                                          ("a", "--rounds", "0", "--rounds"),
+                                          ("a", "--peer-us", "(", "--peer-us"),
+                                          ("a", "--peer-us", "3 us", "has 0 groups, expected one"),
+                                          ("a", "--peer-us", "(3) (us)", "has 2 groups, expected one"),
+                                          ("a", "--timeout", "-1", "--timeout"),
+                                          ("a", "--seconds", "nan", "--seconds"),
+                                          ("a", "--peer-scale", "0", "--peer-scale"),
+                                          ("a", "--turns", "1,0", "--turns")):
+            result = subprocess.run([str(FOLDER / "compare"), "--peer", peer, option, value, "--", "true"],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", timeout=60)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertNotIn("Traceback", result.stderr)
+            self.assertIn(part, result.stderr)
 
     @unittest.skipUnless(MOEKIT, "no moekit given")
     def test_moekit_takes_turns(self):
