@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <iterator>
 #include <mutex>
 #include <string>
@@ -95,8 +96,19 @@ class SuiteProgress {
         "cases", static_cast<std::int64_t>(num_done_), static_cast<std::int64_t>(results_.size()));
   }
 
-  /// Call when every worker has ended.
+  /// What a worker threw, the exception being handled: it must not leave the worker's thread.
+  void fail() {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) {
+      failure_ = std::current_exception();
+    }
+  }
+
+  /// Call when every worker has ended. Throws what the first failing worker threw.
   [[nodiscard]] std::vector<Checked> take() {
+    if (failure_) {
+      std::rethrow_exception(failure_);
+    }
     std::vector<Checked> all;
     for (std::optional<Checked>& result : results_) {
       all.push_back(std::move(*result));
@@ -109,6 +121,7 @@ class SuiteProgress {
   std::vector<std::optional<Checked>> results_;
   bool json_;
   std::mutex mutex_{};
+  std::exception_ptr failure_{};
   std::size_t num_done_ = 0;
   std::size_t next_ = 0;
 };
@@ -134,16 +147,29 @@ Result<std::vector<Checked>> check_suite(Console& console,
   }
   SuiteProgress progress(console, cases.size(), options.layer.json);
   std::atomic<std::size_t> next{0};
+  const auto work = [&](const Runtime& runtime) {
+    try {
+      for (std::size_t i = next++; i < cases.size(); i = next++) {
+        progress.add(i, check_case(options, runtime, cases[i], device));
+      }
+    } catch (...) {
+      progress.fail();
+      next = cases.size();
+    }
+  };
+  Status started;
   {
     std::vector<std::jthread> workers;
-    for (const Runtime& runtime : runtimes) {
-      workers.emplace_back([&, &runtime = runtime] {
-        for (std::size_t i = next++; i < cases.size(); i = next++) {
-          progress.add(i, check_case(options, runtime, cases[i], device));
-        }
-      });
+    try {
+      for (const Runtime& runtime : runtimes) {
+        workers.emplace_back([&work, &runtime] { work(runtime); });
+      }
+    } catch (const std::exception& error) {
+      next = cases.size();  // those that run end soon
+      started = out_of_memory(fmt::format("--jobs {}: starting a thread: {}", jobs, error.what()));
     }
   }
+  MOEKIT_RETURN_IF_ERROR(started);
   return progress.take();
 }
 
