@@ -2,29 +2,31 @@
 #pragma once
 
 // The library's border: public entries are noexcept and run their body through at_border, which
-// turns what the standard library throws into a Status.
+// turns what the standard library throws into a Status, without memory for a message too. The
+// caller's floating-point modes stay outside: quantisers, routing and the oracle are bit-defined.
 
-#include <exception>
-#include <new>
 #include <utility>
 
 #include "moekit/status.h"
 
-#include "base/text.h"
+#include "base/float_environment.h"
 
 namespace moekit::base {
 
-/// Returns body(); an exception becomes kOutOfMemory (bad_alloc) or kInternal, whatever its type.
+/// kOutOfMemory, made when the program started: this allocates nothing.
+[[nodiscard]] Status host_memory_exhausted() noexcept;
+
+/// What the exception being handled amounts to: kOutOfMemory (bad_alloc) or kInternal.
+[[nodiscard]] Status status_of_exception() noexcept;
+
+/// Returns body(); an exception becomes its status_of_exception(), whatever its type.
 template <typename Body>
 [[nodiscard]] auto at_border(Body&& body) noexcept -> decltype(body()) {
+  const DefaultFloatEnvironment environment;
   try {
     return std::forward<Body>(body)();
-  } catch (const std::bad_alloc&) {
-    return out_of_memory("host memory allocation failed");
-  } catch (const std::exception& error) {
-    return internal_error(cat("unexpected exception: ", error.what()));
-  } catch (...) {  // a caller's callback may throw anything
-    return internal_error("unexpected exception of a type that is no std::exception");
+  } catch (...) {
+    return status_of_exception();
   }
 }
 

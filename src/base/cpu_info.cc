@@ -143,6 +143,17 @@ std::optional<int> threads_from_cgroup() {
   }
 }
 
+/// What make() returns, or nothing where there is no memory for it: a processor has more to say
+/// than its name.
+template <typename Make>
+auto or_nothing(Make make) noexcept -> decltype(make()) {
+  try {
+    return make();
+  } catch (...) {
+    return {};
+  }
+}
+
 int count_threads() {
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   cpu_set_t allowed;
@@ -151,7 +162,7 @@ int count_threads() {
   if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
     threads = std::max(1, CPU_COUNT(&allowed));
   }
-  return std::min(threads, threads_from_cgroup().value_or(threads));
+  return std::min(threads, or_nothing(threads_from_cgroup).value_or(threads));
 }
 
 std::int64_t cache_bytes(int name, std::int64_t fallback) {
@@ -200,13 +211,13 @@ std::optional<int> threads_from_cpu_max(std::string_view cpu_max) {
   return static_cast<int>(std::clamp<std::int64_t>(quota / period, 1, 1 << 16));
 }
 
-CpuInfo detect_cpu() {
+CpuInfo detect_cpu() noexcept {
   CpuInfo info;
   info.isa = isa_from_cpuid(read_cpuid_words());
   if (info.isa == CpuIsa::kAmx && !may_use_tiles()) {
     info.isa = CpuIsa::kAvx512;
   }
-  info.model = read_model();
+  info.model = or_nothing(read_model);
   info.dots_at_half_rate = info.isa >= CpuIsa::kAvx512 && is_intel();
   info.threads = count_threads();
   // Fallbacks: the smallest sizes of the last ten years' server cores.

@@ -33,7 +33,7 @@ struct CpuInfo {
 /// Asks the processor and the operating system. An ISA counts only when both the instructions
 /// (CPUID) and the saving of its registers (XCR0) are there; for tiles Linux is asked to let this
 /// process use them, which no later call takes back.
-[[nodiscard]] CpuInfo detect_cpu();
+[[nodiscard]] CpuInfo detect_cpu() noexcept;
 
 /// Whole CPUs that a cgroup v2 `cpu.max` line ("200000 100000", "max 100000") grants, at least 1;
 /// nullopt without a limit or when the text is not such a line.

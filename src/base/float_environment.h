@@ -6,7 +6,7 @@
 // depend on that, and subnormal scales must not vanish.
 
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include <xmmintrin.h>
 #endif
 
 namespace moekit::base {

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moekit/status.h"
 
+#include <exception>
+#include <new>
+
+#include "base/border.h"
 #include "base/text.h"
 
 namespace moekit {
@@ -62,5 +66,35 @@ Status device_error(std::string message) {
 Status internal_error(std::string message) {
   return {StatusCode::kInternal, std::move(message)};
 }
+
+namespace base {
+namespace {
+
+// Made while there is memory: to say that there is none, none is left.
+const Status kHostMemoryExhausted = out_of_memory("host memory allocation failed");
+
+}  // namespace
+
+Status host_memory_exhausted() noexcept {
+  return kHostMemoryExhausted;
+}
+
+Status status_of_exception() noexcept {
+  try {
+    try {
+      throw;
+    } catch (const std::bad_alloc&) {
+      return host_memory_exhausted();
+    } catch (const std::exception& error) {
+      return internal_error(cat("unexpected exception: ", error.what()));
+    } catch (...) {  // a caller's callback may throw anything
+      return internal_error("unexpected exception of a type that is no std::exception");
+    }
+  } catch (...) {  // no room for the message
+    return host_memory_exhausted();
+  }
+}
+
+}  // namespace base
 
 }  // namespace moekit

@@ -193,11 +193,9 @@ Status quantize_matrices(const std::vector<const MatrixToQuantize*>& matrices,
   pool.parallel([&](int worker, int num_workers) {
     for (auto i = static_cast<std::size_t>(worker); i < matrices.size();
          i += static_cast<std::size_t>(num_workers)) {
-      try {
-        content.encoded[i].status = encode(*matrices[i], options, content.encoded[i]);
-      } catch (const std::bad_alloc&) {
-        content.encoded[i].status = out_of_memory("host memory allocation failed");
-      }
+      // An exception must not leave a worker.
+      content.encoded[i].status =
+          base::at_border([&] { return encode(*matrices[i], options, content.encoded[i]); });
     }
   });
   for (std::size_t i = 0; i < matrices.size(); ++i) {

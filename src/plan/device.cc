@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 #include <vector>
 
+#include "base/border.h"
 #include "base/cpu_info.h"
 #include "base/named.h"
 #include "base/text.h"
@@ -142,10 +144,10 @@ std::optional<Isa> isa_from_name(std::string_view name) noexcept {
 }
 
 DeviceDescriptor host_cpu() noexcept {
-  const base::CpuInfo info = base::detect_cpu();
+  base::CpuInfo info = base::detect_cpu();
   DeviceDescriptor device;
   device.arch = Arch::kCpu;
-  device.name = info.model;
+  device.name = std::move(info.model);
   device.isa = isa_of(info.isa);
   device.num_threads = info.threads;
   device.l1d_bytes = info.l1d_bytes;
@@ -153,7 +155,9 @@ DeviceDescriptor host_cpu() noexcept {
   return device;
 }
 
-Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
+namespace {
+
+Result<DeviceDescriptor> device_of_name(std::string_view name) {
   if (name == "cpu") {
     return host_cpu();
   }
@@ -162,7 +166,7 @@ Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
   }
   const std::size_t colon = name.find(':');
   if (colon != std::string_view::npos) {
-    MOEKIT_ASSIGN_OR_RETURN(DeviceDescriptor device, device_from_name(name.substr(0, colon)));
+    MOEKIT_ASSIGN_OR_RETURN(DeviceDescriptor device, device_of_name(name.substr(0, colon)));
     if (device.arch != Arch::kCpu) {
       MOEKIT_RETURN_IF_ERROR(replace_figures(name.substr(colon + 1), device));
       return device;
@@ -193,6 +197,12 @@ Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
                               "', expected one of ",
                               known,
                               " (a CPU takes :portable, :avx2, :avx512 or :amx)"));
+}
+
+}  // namespace
+
+Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept {
+  return base::at_border([&] { return device_of_name(name); });
 }
 
 namespace plan {

@@ -7,6 +7,7 @@
 #include "plan/plan_json.h"
 
 #include <exception>
+#include <new>
 
 #include <nlohmann/json.hpp>
 
@@ -434,6 +435,8 @@ Result<Plan> read_plan_json(std::string_view json_text) {
     plan.ladder = read_ladder(json.at("ladder"));
     read_tail(json, plan);
     return Plan(std::move(plan));
+  } catch (const std::bad_alloc&) {
+    throw;  // not the text's fault; the border knows what to say
   } catch (const std::exception& error) {
     return invalid_argument(cat("plan JSON: ", error.what()));
   }

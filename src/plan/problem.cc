@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/border.h"
 #include "base/named.h"
 #include "base/text.h"
 
@@ -248,6 +249,16 @@ Status check_semantics(const Problem& problem) {
   return {};
 }
 
+Status check_problem(const Problem& problem) {
+  MOEKIT_RETURN_IF_ERROR(check_enumerators(problem));
+  MOEKIT_RETURN_IF_ERROR(check_counts(problem));
+  MOEKIT_RETURN_IF_ERROR(check_extent("hidden_size", problem.hidden_size));
+  MOEKIT_RETURN_IF_ERROR(check_extent("intermediate_size", problem.intermediate_size));
+  MOEKIT_RETURN_IF_ERROR(check_group_offset(problem));
+  MOEKIT_RETURN_IF_ERROR(check_activation(problem.activation));
+  return check_semantics(problem);
+}
+
 }  // namespace
 
 std::string_view row_order_name(RowOrder order) noexcept {
@@ -283,13 +294,7 @@ std::optional<SharedInput> shared_input_from_name(std::string_view name) noexcep
 }
 
 Status validate_problem(const Problem& problem) noexcept {
-  MOEKIT_RETURN_IF_ERROR(check_enumerators(problem));
-  MOEKIT_RETURN_IF_ERROR(check_counts(problem));
-  MOEKIT_RETURN_IF_ERROR(check_extent("hidden_size", problem.hidden_size));
-  MOEKIT_RETURN_IF_ERROR(check_extent("intermediate_size", problem.intermediate_size));
-  MOEKIT_RETURN_IF_ERROR(check_group_offset(problem));
-  MOEKIT_RETURN_IF_ERROR(check_activation(problem.activation));
-  return check_semantics(problem);
+  return base::at_border([&] { return check_problem(problem); });
 }
 
 }  // namespace moekit

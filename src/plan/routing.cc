@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "base/border.h"
 #include "base/named.h"
 #include "base/text.h"
 
@@ -51,7 +52,9 @@ std::optional<Scoring> scoring_from_name(std::string_view name) noexcept {
   return base::value_of(kScorings, name);
 }
 
-Status validate_routing(const Routing& routing) noexcept {
+namespace {
+
+Status check_routing(const Routing& routing) {
   if (!scoring_from_name(scoring_name(routing.scoring)).has_value()) {
     return invalid_argument("routing scoring is not an enumerator");
   }
@@ -80,6 +83,12 @@ Status validate_routing(const Routing& routing) noexcept {
         "have no meaning beside it");
   }
   return check_groups(routing);
+}
+
+}  // namespace
+
+Status validate_routing(const Routing& routing) noexcept {
+  return base::at_border([&] { return check_routing(routing); });
 }
 
 }  // namespace moekit

@@ -90,8 +90,9 @@ Result<std::int64_t> required_bytes(const Problem& problem,
 }
 
 std::vector<DeviceDescriptor> list_devices() noexcept {
-  std::vector<DeviceDescriptor> devices = {host_cpu()};
+  std::vector<DeviceDescriptor> devices;
   static_cast<void>(base::at_border([&]() -> Status {
+    devices.push_back(host_cpu());
     MOEKIT_ASSIGN_OR_RETURN(const cuda::DriverTable driver,
                             cuda::open_driver(base::environment_config().cuda_library));
     for (DeviceDescriptor& device : cuda::describe_devices(driver)) {

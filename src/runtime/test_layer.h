@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <random>
 #include <span>
@@ -47,6 +48,8 @@ class AlignedBytes {
 struct HeapCount {
   static inline std::atomic<std::int64_t> live{0};
   static inline std::atomic<std::int64_t> most{0};
+  /// Allocations that still succeed; every one after them fails.
+  static inline std::atomic<std::int64_t> allowed{std::numeric_limits<std::int64_t>::max()};
 };
 
 /// The most that was live beyond what was live when it was made.

@@ -2,6 +2,7 @@
 
 // route(), and the routing loop that the plan's first step shares with it.
 
+#include "base/border.h"
 #include "base/text.h"
 #include "device/numerics/bf16.h"
 #include "kernels/route_topk/route.h"
@@ -189,7 +190,9 @@ void route_tokens(const device::RoutingParams& params,
 
 }  // namespace kernels::route_topk
 
-Status route(const Routing& routing, const RouteArguments& arguments) noexcept {
+namespace {
+
+Status route_checked(const Routing& routing, const RouteArguments& arguments) {
   MOEKIT_RETURN_IF_ERROR(validate_routing(routing));
   MOEKIT_RETURN_IF_ERROR(check_arguments(routing, arguments));
   kernels::route_topk::route_tokens(kernels::route_topk::routing_params(routing),
@@ -204,6 +207,12 @@ Status route(const Routing& routing, const RouteArguments& arguments) noexcept {
                                      static_cast<float*>(arguments.topk_weights.data),
                                      arguments.topk_weights.strides[0]});
   return {};
+}
+
+}  // namespace
+
+Status route(const Routing& routing, const RouteArguments& arguments) noexcept {
+  return base::at_border([&] { return route_checked(routing, arguments); });
 }
 
 }  // namespace moekit
