@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bitset>
+#include <limits>
 
 #include "moekit/runtime.h"
 
@@ -33,9 +34,19 @@ Extent extent_of(const View& view) {
   return {begin, begin + elems * dtype_bits(view.dtype) / 8};
 }
 
+template <typename Element>
+Extent extent_of(const Element* data, std::int64_t count) {
+  const auto* begin = static_cast<const std::byte*>(static_cast<const void*>(data));
+  return data == nullptr
+             ? Extent()
+             : Extent{begin, begin + count * static_cast<std::int64_t>(sizeof(Element))};
+}
+
 bool overlap(const Extent& a, const Extent& b) {
   return a.begin < b.end && b.begin < a.end;
 }
+
+constexpr std::int64_t kMostElements = std::numeric_limits<std::int64_t>::max() / 16;
 
 struct Expected {
   std::string_view name;
@@ -54,7 +65,10 @@ Status check_matrix(const View& view, const Expected& want) {
     return invalid_argument(
         cat(want.name, " has shape [", shape, "], expected [", want.rows, ", ", want.cols, "]"));
   }
-  if (view.strides[1] != 1 || (want.rows > 1 && view.strides[0] < want.cols)) {
+  // Offsets in bytes must fit 64 bits.
+  const std::int64_t largest = kMostElements / std::max<std::int64_t>(1, want.rows);
+  if (view.strides[1] != 1 ||
+      (want.rows > 1 && (view.strides[0] < want.cols || view.strides[0] > largest))) {
     return invalid_argument(cat(want.name,
                                 " has strides [",
                                 view.strides[0],
@@ -62,6 +76,8 @@ Status check_matrix(const View& view, const Expected& want) {
                                 view.strides[1],
                                 "], expected a last stride of 1 and rows at least ",
                                 want.cols,
+                                " and at most ",
+                                largest,
                                 " apart"));
   }
   if (want.rows == 0) {
@@ -114,8 +130,8 @@ Status check_router_tensors(const Routing& routing,
     return {};
   }
   const TensorView& ids = table.token_ids;
-  if (table.num_rows < 1 || ids.rank != 1 || ids.shape[0] != tokens ||
-      (ids.dtype != DType::kI32 && ids.dtype != DType::kI64)) {
+  if (table.num_rows < 1 || table.num_rows > kMostElements / routing.top_k || ids.rank != 1 ||
+      ids.shape[0] != tokens || (ids.dtype != DType::kI32 && ids.dtype != DType::kI64)) {
     return invalid_argument(cat("router_hash_table has ",
                                 table.num_rows,
                                 " rows and token_ids of ",
@@ -217,11 +233,18 @@ Status check_shared(const Problem& problem, const RunArguments& arguments, std::
   return check_matrix(arguments.shared, {"shared", tokens, problem.hidden_size});
 }
 
-Status check_aliasing(const RunArguments& arguments, std::span<std::byte> workspace) {
+// What is written, out and workspace, overlaps nothing that is read and not each other.
+Status check_aliasing(const Problem& problem,
+                      const PackedExperts& experts,
+                      const RunArguments& arguments,
+                      std::span<std::byte> workspace) {
   const Extent out = extent_of(arguments.out);
   const Extent scratch{workspace.data(), workspace.data() + workspace.size()};
   TensorView token_ids = arguments.router_hash_table.token_ids;
   token_ids.shape[1] = token_ids.rank;  // one element a row; none where there are no ids
+  const std::int64_t routed = num_router_experts(problem);
+  const HashTable& table = arguments.router_hash_table;
+  const std::span<const std::byte> packed = experts.bytes();
   const std::pair<std::string_view, Extent> others[] = {
       {"x", extent_of(arguments.x)},
       {"topk_ids", extent_of(arguments.topk_ids)},
@@ -229,6 +252,11 @@ Status check_aliasing(const RunArguments& arguments, std::span<std::byte> worksp
       {"router_logits", extent_of(arguments.router_logits)},
       {"shared", extent_of(arguments.shared)},
       {"token_ids", extent_of(token_ids)},
+      {"router_hash_table", extent_of(table.expert_ids, table.num_rows * problem.top_k)},
+      {"correction_bias", extent_of(arguments.correction_bias, routed)},
+      {"router_expert_scale", extent_of(arguments.router_expert_scale, routed)},
+      {"expert_map", extent_of(arguments.expert_map, routed)},
+      {"the packed experts", extent_of(packed.data(), static_cast<std::int64_t>(packed.size()))},
   };
   for (const auto& [name, extent] : others) {
     if (overlap(out, extent)) {
@@ -384,7 +412,7 @@ Result<Binding> bind(const Runtime& runtime,
                                   problem.expert_map ? "one" : "none"));
     }
     MOEKIT_RETURN_IF_ERROR(check_workspace(plan, workspace));
-    MOEKIT_RETURN_IF_ERROR(check_aliasing(arguments, workspace));
+    MOEKIT_RETURN_IF_ERROR(check_aliasing(problem, experts, arguments, workspace));
     Binding binding = BindingAccess::make(plan, experts, arguments, rung);
     if (plan->device.arch == Arch::kCpu) {
       MOEKIT_RETURN_IF_ERROR(BindingAccess::resolve(binding, workspace));

@@ -29,6 +29,9 @@ extern "C" std::size_t malloc_usable_size(void* memory) noexcept;
 
 void* operator new(std::size_t size) {
   num_allocations.fetch_add(1, std::memory_order_relaxed);
+  if (moekit::HeapCount::allowed.fetch_sub(1, std::memory_order_relaxed) <= 0) {
+    throw std::bad_alloc();
+  }
   if (void* memory = std::malloc(size == 0 ? 1 : size); memory != nullptr) {
     using moekit::HeapCount;
     const auto bytes = static_cast<std::int64_t>(::malloc_usable_size(memory));
@@ -177,6 +180,19 @@ const std::vector<BadCall> kBadCalls = {
     {"out in workspace",
      [](Call& c) { c.arguments.out.data = c.workspace_span.data(); },
      "out overlaps workspace"},
+    {"out in experts",
+     [](Call& c) { c.arguments.out.data = const_cast<std::byte*>(c.experts.bytes().data()); },
+     "out overlaps the packed experts"},
+    {"experts in workspace",
+     [](Call& c) {
+       static AlignedBytes memory(1 << 16);
+       c.experts = *prepare(c.plan, c.layer.source, {.destination = memory.span()});
+       c.workspace_span = memory.span();
+     },
+     "workspace overlaps the packed experts"},
+    {"rows too far",
+     [](Call& c) { c.arguments.x.strides[0] = std::int64_t{1} << 61; },
+     "x has strides [2305843009213693952, 1]"},
     {"x in workspace",
      [](Call& c) { c.arguments.x.data = c.workspace_span.data(); },
      "workspace overlaps x"},
@@ -227,7 +243,7 @@ const std::vector<BadCall> kBadCalls = {
 };
 
 TEST(Bind, EveryMistakeIsNamedWithItsValues) {
-  ASSERT_GE(kBadCalls.size(), 24U);
+  ASSERT_GE(kBadCalls.size(), 27U);
   for (const BadCall& bad : kBadCalls) {
     Call call;
     bad.spoil(call);
@@ -313,13 +329,27 @@ const std::vector<BadRoutedCall> kBadRoutedCalls = {
     {"ids backwards",
      [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.strides[0] = -1; },
      "token_ids has strides [-1, 1]"},
+    {"out in scales",
+     [](RoutedCall& c) {
+       c.arguments.router_expert_scale = reinterpret_cast<const float*>(c.out.data());
+     },
+     "out overlaps router_expert_scale"},
+    {"out in table",
+     [](RoutedCall& c) {
+       c.arguments.router_hash_table.expert_ids =
+           reinterpret_cast<const std::int32_t*>(c.out.data());
+     },
+     "out overlaps router_hash_table"},
+    {"table without end",
+     [](RoutedCall& c) { c.arguments.router_hash_table.num_rows = std::int64_t{1} << 62; },
+     "router_hash_table has 4611686018427387904 rows"},
     {"out in ids",
      [](RoutedCall& c) { c.arguments.router_hash_table.token_ids.data = c.out.data(); },
      "out overlaps token_ids"},
 };
 
 TEST(Bind, EveryMistakeOfARoutedCallIsNamed) {
-  ASSERT_GE(kBadRoutedCalls.size(), 14U);
+  ASSERT_GE(kBadRoutedCalls.size(), 17U);
   for (const BadRoutedCall& bad : kBadRoutedCalls) {
     RoutedCall call;
     bad.spoil(call);
@@ -399,6 +429,9 @@ TEST(Bind, ExpertMapMustBeABijectionOntoTheLocals) {
     EXPECT_EQ(call.bound().has_value(), expected.empty()) << expected;
     EXPECT_NE(call.bound().status().message().find(expected), std::string_view::npos) << expected;
   }
+  call.arguments.expert_map = reinterpret_cast<const std::int32_t*>(call.out.data());
+  std::copy_n(cases[0].first.data(), 6, reinterpret_cast<std::int32_t*>(call.out.data()));
+  EXPECT_EQ(call.bound().status().message(), "out overlaps expert_map");
   call.arguments.expert_map = nullptr;
   EXPECT_EQ(call.bound().status().message(), "expert_map is null, but the problem names one");
 }
