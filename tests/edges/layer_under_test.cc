@@ -46,7 +46,7 @@ void LayerUnderTest::set_ids(std::vector<std::int32_t> new_ids, std::vector<floa
 }
 
 void LayerUnderTest::prepare() {
-  Result<Plan> made = make_plan(problem(), host_cpu(), verify_case.overrides);
+  Result<Plan> made = make_plan(problem(), device, verify_case.overrides);
   ASSERT_TRUE(made.has_value()) << made.status().to_string();
   plan.emplace(std::move(made).value());
   // One thread: a region of the pool per expert costs more than packing these layers.

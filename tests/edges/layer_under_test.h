@@ -22,6 +22,7 @@ namespace moekit::tests {
 
 struct LayerUnderTest {
   VerifyCase verify_case{};
+  DeviceDescriptor device = host_cpu();
   verify::CaseWeights weights{};
   verify::CaseTensors tensors{};
   std::vector<std::int32_t> ids{};  // i32 ids that a test gave with set_ids

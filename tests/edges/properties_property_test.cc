@@ -3,6 +3,7 @@
 // Properties that hold bit for bit, for both execution families and every recipe.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -375,15 +376,37 @@ TEST(Properties, Int4CodesAndZeroPointsMoveTogether) {
   }
 }
 
-TEST(Properties, ThreadsChangeNoBit) {
-  for_each_line([](const std::string& line) {
+// Every body that this processor has, with as many workers as threads: a plan for two threads would
+// leave the others idle.
+TEST(Properties, ThreadsAndRepeatsChangeNoBitOnAnyInstructionSet) {
+  constexpr std::array<int, 4> kThreads{1, 2, 4, 7};
+  std::vector<Runtime> runtimes;
+  for (const int threads : kThreads) {
+    runtimes.push_back(Runtime::create({threads, {}}).value());
+  }
+  std::size_t compared = 0;
+  for_each_line([&](const std::string& line) {
     LayerUnderTest layer = LayerUnderTest::make(line);
-    const std::vector<float> out = layer.run();
-    for (const int threads : {1, 3, 7}) {
-      const Runtime runtime = Runtime::create({threads, {}}).value();
-      EXPECT_TRUE(same_bits(out, layer.run(runtime))) << threads;
+    for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
+      if (isa > host_cpu().isa) {
+        continue;
+      }
+      layer.device.isa = isa;
+      layer.device.num_threads = 1;
+      layer.prepare();
+      const std::vector<float> out = layer.run_verified();
+      for (std::size_t i = 0; i < kThreads.size(); ++i) {
+        layer.device.num_threads = kThreads[i];
+        layer.prepare();
+        for (int repeat = 0; repeat < 2; ++repeat) {
+          EXPECT_TRUE(same_bits(out, layer.run(runtimes[i])))
+              << isa_name(isa) << ", " << kThreads[i] << " threads";
+          ++compared;
+        }
+      }
     }
   });
+  EXPECT_GE(compared, 4 * kRecipes.size() * kThreads.size() * 2);
 }
 
 TEST(Properties, ChunksChangeNoBitInSlotOrder) {
