@@ -209,13 +209,21 @@ class Rotation {
     for (int i = 0; i < std::min(num_calls, kBlock); ++i) {
       result_.probe_gbps.push_back(layer_.probe.gbps(next_probe_bytes()));
     }
-    const Isa isa = plan_->device.isa;
-    result_.probe_gflops.push_back(layer_.probe.gflops({isa, PeakKind::kDot}));
-    result_.probe_fma_gflops.push_back(layer_.probe.gflops({isa, PeakKind::kMultiplyAdd}));
+    probe_peak(PeakKind::kDot, result_.probe_gflops);
+    probe_peak(PeakKind::kMultiplyAdd, result_.probe_fma_gflops);
+    probe_peak(PeakKind::kTile, result_.probe_tile_gflops);
+    probe_peak(PeakKind::kByteDot, result_.probe_int8_gops);
     return {};
   }
 
  private:
+  void probe_peak(PeakKind kind, std::vector<double>& samples) {
+    const PeakRound round{plan_->device.isa, kind};
+    if (peak_round_flops(round) > 0) {
+      samples.push_back(layer_.probe.gflops(round));
+    }
+  }
+
   /// Moves on through the packed copies, so that the read comes from memory as the weights do.
   std::span<const std::byte> next_probe_bytes() {
     const std::span<const std::byte> copy =
@@ -397,6 +405,11 @@ Status check_words(const BenchOptions& options) {
   if (!(options.seconds > 0.0 && options.seconds <= 600.0)) {
     return invalid_argument(
         fmt::format("--seconds {}: expected more than 0, at most 600", options.seconds));
+  }
+  if (!options.isas.empty() && options.layer.device.value_or("cpu").rfind("cpu:", 0) == 0) {
+    return invalid_argument(fmt::format("--isa {} with --device {}: each names instruction sets",
+                                        fmt::join(options.isas, ","),
+                                        *options.layer.device));
   }
   if (options.on_request && options.isas.size() > 1) {
     return invalid_argument(

@@ -31,21 +31,26 @@ struct BenchResult {
   std::vector<std::string> turns{};  // instruction sets that took turns in this run
   std::int64_t flops = 0;
   VerifyReport check{};
-  std::vector<double> time_us{};           // one per call
-  std::vector<double> active_bytes{};      // weight bytes of the experts that call used
-  std::vector<double> probe_gbps{};        // linear reads of as many bytes, interleaved
-  std::vector<double> probe_gflops{};      // dot products in registers, interleaved
-  std::vector<double> probe_fma_gflops{};  // f32 multiply-adds in registers
+  std::vector<double> time_us{};       // one per call
+  std::vector<double> active_bytes{};  // weight bytes of the experts that call used
+  std::vector<double> probe_gbps{};    // linear reads of as many bytes, interleaved
+  // Of multiplying instructions in registers, interleaved; empty where the ISA has none.
+  std::vector<double> probe_gflops{};       // dot products of vectors
+  std::vector<double> probe_fma_gflops{};   // f32 multiply-adds
+  std::vector<double> probe_tile_gflops{};  // dot products of tiles
+  std::vector<double> probe_int8_gops{};    // dot products of bytes, which engines with 8-bit
+                                            // activations have; no bound of this layer
 };
 
 /// Median of active_bytes / time, in GB/s.
 [[nodiscard]] Spread layer_gbps(const BenchResult& result);
 
-/// Each of the two limits alone, as the probes of this run have it: the share of the time that the
+/// Each of the limits alone, as the probes of this run have it: the share of the time that the
 /// medians leave to it. 1 means that nothing but this limit can be felt.
 struct BoundFractions {
   double memory = 0.0;
   double dots = 0.0;
+  double tiles = 0.0;  // 0 where the ISA has none
 };
 
 [[nodiscard]] BoundFractions bound_fractions(const BenchResult& result);

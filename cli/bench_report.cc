@@ -47,9 +47,13 @@ Spread layer_gbps(const BenchResult& result) {
 
 BoundFractions bound_fractions(const BenchResult& result) {
   const double read = spread_of(result.probe_gbps).median;
-  const double peak = spread_of(result.probe_gflops).median;
+  const auto of_peak = [&result](const std::vector<double>& probe) {
+    const double peak = spread_of(probe).median;
+    return peak > 0.0 ? gflops(result) / peak : 0.0;
+  };
   return {read > 0.0 ? layer_gbps(result).median / read : 0.0,
-          peak > 0.0 ? gflops(result) / peak : 0.0};
+          of_peak(result.probe_gflops),
+          of_peak(result.probe_tile_gflops)};
 }
 
 std::int64_t expert_bytes(const Problem& problem) {
@@ -82,9 +86,15 @@ std::int64_t layer_flops(const Problem& problem, std::int64_t num_tokens) {
 std::string bench_text(const BenchResult& result) {
   const Spread time = spread_of(result.time_us);
   const Spread probe = spread_of(result.probe_gbps);
+  const std::string tiles = result.probe_tile_gflops.empty()
+                                ? std::string()
+                                : fmt::format(", {:.2f} of the tiles' ({:.1f})",
+                                              bound_fractions(result).tiles,
+                                              spread_of(result.probe_tile_gflops).median);
   return fmt::format(
       "{:<16} M {:>5}  {:>10.1f} us ({:.1f} .. {:.1f})  {:>6.2f} GB/s of weights, {:.2f} of a "
-      "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s, {:.2f} of the peak ({:.1f})  error {:.2e}  {}, "
+      "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s, {:.2f} of the peak ({:.1f}){}  error {:.2e}  "
+      "{}, "
       "{} "
       "threads, {} calls\n",
       result.subject,
@@ -98,6 +108,7 @@ std::string bench_text(const BenchResult& result) {
       gflops(result),
       bound_fractions(result).dots,
       spread_of(result.probe_gflops).median,
+      tiles,
       result.check.end_to_end_relative_l2,
       isa_name(result.isa),
       result.num_threads,
@@ -108,32 +119,40 @@ std::string bench_json(const BenchResult& result,
                        const Plan& plan,
                        const std::string& command_line) {
   const DeviceDescriptor& device = plan->device;
-  return json_line({{"subject", result.subject},
-                    {"case", result.case_line},
-                    {"tokens", result.num_tokens},
-                    {"recipe", recipe_info(plan.problem().recipe).name},
-                    {"device", device_json({device.arch == Arch::kCpu ? "cpu" : "cuda", device})},
-                    {"threads", result.num_threads},
-                    {"version", build_version()},
-                    {"commit", build_commit()},
-                    {"dirty", build_is_dirty()},
-                    {"command", command_line},
-                    {"plan", plan.to_text(result.num_tokens)},
-                    {"weight_copies", result.num_weight_copies},
-                    {"routings", result.num_routings},
-                    {"turns", result.turns},
-                    {"time_us", spread_json(spread_of(result.time_us))},
-                    {"active_weight_bytes", spread_of(result.active_bytes).median},
-                    {"gbps", spread_json(layer_gbps(result))},
-                    {"probe_gbps", spread_json(spread_of(result.probe_gbps))},
-                    {"fraction_of_probe", bound_fractions(result).memory},
-                    {"gflops", gflops(result)},
-                    {"probe_gflops", spread_json(spread_of(result.probe_gflops))},
-                    {"fraction_of_dot_peak", bound_fractions(result).dots},
-                    {"probe_fma_gflops", spread_json(spread_of(result.probe_fma_gflops))},
-                    {"relative_l2", result.check.end_to_end_relative_l2},
-                    {"check", report_json(result.check, result.num_tokens)},
-                    {"samples_us", result.time_us}});
+  const auto probe_or_null = [](const std::vector<double>& samples) {
+    return samples.empty() ? Json() : spread_json(spread_of(samples));
+  };
+  return json_line(
+      {{"subject", result.subject},
+       {"case", result.case_line},
+       {"tokens", result.num_tokens},
+       {"recipe", recipe_info(plan.problem().recipe).name},
+       {"device", device_json({device.arch == Arch::kCpu ? "cpu" : "cuda", device})},
+       {"threads", result.num_threads},
+       {"version", build_version()},
+       {"commit", build_commit()},
+       {"dirty", build_is_dirty()},
+       {"command", command_line},
+       {"plan", plan.to_text(result.num_tokens)},
+       {"weight_copies", result.num_weight_copies},
+       {"routings", result.num_routings},
+       {"turns", result.turns},
+       {"time_us", spread_json(spread_of(result.time_us))},
+       {"active_weight_bytes", spread_of(result.active_bytes).median},
+       {"gbps", spread_json(layer_gbps(result))},
+       {"probe_gbps", spread_json(spread_of(result.probe_gbps))},
+       {"fraction_of_probe", bound_fractions(result).memory},
+       {"gflops", gflops(result)},
+       {"probe_gflops", spread_json(spread_of(result.probe_gflops))},
+       {"fraction_of_dot_peak", bound_fractions(result).dots},
+       {"probe_fma_gflops", spread_json(spread_of(result.probe_fma_gflops))},
+       {"probe_tile_gflops", probe_or_null(result.probe_tile_gflops)},
+       {"fraction_of_tile_peak",
+        result.probe_tile_gflops.empty() ? Json() : Json(bound_fractions(result).tiles)},
+       {"probe_int8_gops", probe_or_null(result.probe_int8_gops)},
+       {"relative_l2", result.check.end_to_end_relative_l2},
+       {"check", report_json(result.check, result.num_tokens)},
+       {"samples_us", result.time_us}});
 }
 
 namespace {

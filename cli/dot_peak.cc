@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/dot_peak.h"
 
+#include <cstdint>
+
 namespace moekit::cli {
 namespace {
 
 /// Repetitions of twelve chains in a round: some ten thousand cycles.
 constexpr int kRepeats = 1000;
 constexpr int kChains = 12;  // more than latency times issue width of any core so far
+/// A tile product keeps its unit for 16 cycles and is ready after 52: six chains, as long a round.
+constexpr int kTileChains = 6;
+constexpr int kTileRepeats = 125;
 
 #if defined(__x86_64__)
 
@@ -48,6 +53,63 @@ void wide_fma_round() {
         ".endr" ::
             :);
   }
+}
+
+void byte_dot_round() {
+  begin_wide_sums();
+  for (int i = 0; i < kRepeats; ++i) {
+    __asm__ volatile(
+        ".irp sum, 18,19,20,21,22,23,24,25,26,27,28,29\n\t"
+        "vpdpbusd %%zmm17, %%zmm16, %%zmm\\sum\n\t"
+        ".endr" ::
+            :);
+  }
+}
+
+/// As ldtilecfg reads it: eight whole tiles, 16 rows of 64 bytes; more must be zero.
+struct alignas(64) TileShapes {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+static_assert(sizeof(TileShapes) == 64);
+
+/// Operands in tiles 6 and 7, sums in 0 to 5. Baseline code knows no tiles.
+void tile_dot_round() {
+  constexpr int kTileWords = 256;
+  alignas(64) static constexpr auto operands = [] {
+    struct {
+      unsigned words[2 * kTileWords];
+    } made{};
+    for (int i = 0; i < kTileWords; ++i) {
+      made.words[i] = kFirstPair;
+      made.words[kTileWords + i] = kSecondPair;
+    }
+    return made;
+  }();
+  const TileShapes shapes;
+  __asm__ volatile(
+      "ldtilecfg %0\n\t"
+      "tileloadd (%1,%3,1), %%tmm6\n\t"
+      "tileloadd (%2,%3,1), %%tmm7\n\t"
+      ".irp sum, 0,1,2,3,4,5\n\t"
+      "tilezero %%tmm\\sum\n\t"
+      ".endr" ::"m"(shapes),
+      "r"(operands.words),
+      "r"(operands.words + kTileWords),
+      "r"(std::int64_t{64})
+      : "memory");
+  for (int i = 0; i < kTileRepeats; ++i) {
+    __asm__ volatile(
+        ".irp sum, 0,1,2,3,4,5\n\t"
+        "tdpbf16ps %%tmm7, %%tmm6, %%tmm\\sum\n\t"
+        ".endr" ::
+            :);
+  }
+  __asm__ volatile("tilerelease");
 }
 
 void fma_round() {
@@ -108,32 +170,36 @@ void portable_round() {
 
 std::int64_t peak_round_flops(PeakRound round) {
   constexpr std::int64_t kInstructions = std::int64_t{kRepeats} * kChains;
+  std::int64_t lanes = 4;  // f32 lanes of a vector
 #if defined(__x86_64__)
-  switch (round.isa) {
-    case Isa::kAmx:  // of tiles there is no probe: its AVX-512
-    case Isa::kAvx512:
-      return kInstructions * (round.kind == PeakKind::kDot ? 64 : 32);
-    case Isa::kAvx2:
-      return kInstructions * 16;
-    case Isa::kPortable:
+  lanes = round.isa >= Isa::kAvx512 ? 16 : round.isa == Isa::kAvx2 ? 8 : 4;
+#endif
+  switch (round.kind) {
+    case PeakKind::kDot:
+      return kInstructions * 2 * lanes * (lanes == 16 ? 2 : 1);
+    case PeakKind::kMultiplyAdd:
+      return kInstructions * 2 * lanes;
+    case PeakKind::kByteDot:
+      return lanes == 16 ? kInstructions * 2 * 4 * lanes : 0;
+    case PeakKind::kTile:
       break;
   }
-#else
-  static_cast<void>(round);
-#endif
-  return kInstructions * 8;
+  constexpr std::int64_t kTileFlops = std::int64_t{2} * 16 * 16 * 32;
+  return lanes == 16 && round.isa == Isa::kAmx ? kTileRepeats * kTileChains * kTileFlops : 0;
 }
 
 void run_peak_round(PeakRound round) {
 #if defined(__x86_64__)
-  switch (round.isa) {
-    case Isa::kAmx:
-    case Isa::kAvx512:
-      return round.kind == PeakKind::kDot ? dot_bf16_round() : wide_fma_round();
-    case Isa::kAvx2:
-      return fma_round();
-    case Isa::kPortable:
-      break;
+  if (round.kind == PeakKind::kTile && round.isa == Isa::kAmx) {
+    return tile_dot_round();
+  }
+  if (round.isa >= Isa::kAvx512) {
+    return round.kind == PeakKind::kDot       ? dot_bf16_round()
+           : round.kind == PeakKind::kByteDot ? byte_dot_round()
+                                              : wide_fma_round();
+  }
+  if (round.isa == Isa::kAvx2) {
+    return fma_round();
   }
 #else
   static_cast<void>(round);
