@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <pthread.h>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/cpu_info.h"
 #include "base/float_environment.h"
 #include "base/text.h"
 
@@ -36,6 +38,16 @@ void pause_cpu() {
 #elif defined(__aarch64__)
   __asm__ volatile("yield");
 #endif
+}
+
+// Forks that led to this process. A child has the memory of a pool but none of its threads.
+std::atomic<std::uint32_t> num_forks{0};
+
+std::uint32_t count_forks() {
+  static const int watched =
+      pthread_atfork(nullptr, nullptr, [] { num_forks.fetch_add(1, std::memory_order_relaxed); });
+  static_cast<void>(watched);
+  return num_forks.load(std::memory_order_relaxed);
 }
 
 // A counter that threads can wait on: spin first, then park. Signalling costs one atomic
@@ -107,6 +119,7 @@ struct ThreadPool::State {
   void* context = nullptr;
   bool stopping = false;
   int num_threads = 1;
+  std::uint32_t made_after_forks = 0;
   std::chrono::microseconds spin_time = kSpinTime;
   // Last member: the threads join before anything they use goes away.
   std::vector<std::jthread> workers;
@@ -127,6 +140,10 @@ struct ThreadPool::State {
   }
 
   void release_workers() { epoch.add(1); }
+
+  [[nodiscard]] bool threads_are_here() const {
+    return made_after_forks == num_forks.load(std::memory_order_relaxed);
+  }
 };
 
 ThreadPool::ThreadPool(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
@@ -139,7 +156,9 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(int num_threads) {
   try {
     auto state = std::make_unique<State>();
     state->num_threads = num_threads;
-    if (static_cast<unsigned>(num_threads) > std::thread::hardware_concurrency()) {
+    state->made_after_forks = count_forks();
+    // Of the process and not of the machine: affinity and quota may leave it fewer.
+    if (num_threads > detect_cpu().threads) {
       state->spin_time = {};  // a spinning thread would hold the core that its peer needs
     }
     std::unique_ptr<ThreadPool> pool(new ThreadPool(std::move(state)));
@@ -157,6 +176,10 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(int num_threads) {
 }
 
 ThreadPool::~ThreadPool() {
+  if (!state_->threads_are_here()) {
+    static_cast<void>(state_.release());  // nobody to join; a child that leaves it loses little
+    return;
+  }
   state_->stopping = true;
   state_->release_workers();
 }
@@ -168,6 +191,13 @@ int ThreadPool::num_threads() const noexcept {
 void ThreadPool::run(Task task, void* context) noexcept {
   State& state = *state_;
   const DefaultFloatEnvironment environment;
+  if (!state.threads_are_here()) {
+    // A forked child does everybody's part: results do not depend on who does what.
+    for (int worker = 0; worker < state.num_threads; ++worker) {
+      task(context, worker, state.num_threads);
+    }
+    return;
+  }
   while (!state.turns.try_take()) {
     state.turns.wait(state.spin_time, [](std::uint32_t value) { return value == 0; });
   }

@@ -29,7 +29,9 @@ class ThreadPool {
   using Task = void (*)(void* context, int worker, int num_workers);
 
   /// Runs task(context, w, num_threads) for every w, in the default floating-point environment
-  /// whatever the caller's is. Regions of one pool take turns; a region must not start another.
+  /// whatever the caller's is. Regions of one pool take turns; a region must not start another, and
+  /// workers must not wait for each other: a forked child has no threads but its own, which then
+  /// does every part.
   void run(Task task, void* context) noexcept;
 
   /// The same for a callable (int worker, int num_workers), taken by reference.

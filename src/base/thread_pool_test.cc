@@ -3,7 +3,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
+#include <memory>
+#include <sched.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -117,6 +122,74 @@ TEST(ThreadPool, RegionsRunInTheDefaultFloatEnvironment) {
   }
 }
 #endif
+
+// A child has no workers: its regions are done by the caller, even when a region of another thread
+// was running at the fork, and it may destroy the pool.
+TEST(ThreadPool, ForkedChildrenDoEveryPartThemselves) {
+  auto pool = make_pool(3);
+  std::vector<int> counts(3, 0);
+  const auto count = [&](int worker, int) { ++counts[static_cast<std::size_t>(worker)]; };
+  pool->parallel(count);
+  std::atomic<bool> running{false};
+  std::atomic<bool> stop{false};
+  std::jthread other([&] {
+    pool->parallel([&](int worker, int) {
+      running = true;
+      while (worker == 0 && !stop) {
+        std::this_thread::yield();
+      }
+    });
+  });
+  while (!running) {
+    std::this_thread::yield();
+  }
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);  // a hang ends as a signal
+    pool->parallel(count);
+    pool->parallel(count);
+    pool.reset();
+    _exit(counts == std::vector<int>(3, 3) ? 0 : 1);
+  }
+  stop = true;
+  other.join();
+  ASSERT_GT(child, 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  pool->parallel(count);
+  EXPECT_EQ(counts, std::vector<int>(3, 2));  // and the parent goes on
+}
+
+// A thread that spins where its peer needs the core: two threads on one core took 700 us a region.
+TEST(ThreadPool, MoreThreadsThanTheAffinityAllowsDoNotSpin) {
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  for (std::size_t cpu = 0; CPU_COUNT(&one) == 0; ++cpu) {
+    if (CPU_ISSET(cpu, &before)) {
+      CPU_SET(cpu, &one);
+    }
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  const auto pool = make_pool(2);  // its worker inherits the one core
+  pool->parallel([](int, int) {});
+  timespec begin{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+  constexpr int kRegions = 50;
+  for (int region = 0; region < kRegions; ++region) {
+    pool->parallel([](int, int) {});
+  }
+  timespec end{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+  ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+  const double us = 1e6 * static_cast<double>(end.tv_sec - begin.tv_sec) +
+                    1e-3 * static_cast<double>(end.tv_nsec - begin.tv_nsec);
+  // Processor time, so that a loaded machine does not matter: spinning costs 200 us and more.
+  EXPECT_LT(us / kRegions, 100.0);
+}
 
 TEST(ThreadPool, RefusesBadCountsWithTheValue) {
   for (const int bad : {0, -1, 1025}) {
