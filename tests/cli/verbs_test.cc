@@ -535,6 +535,17 @@ TEST(CliBench, EveryRecipeIsTimedAndItsBytesCounted) {
   }
 }
 
+/// A peak of an instruction that multiplies more than a dot product does, where the processor has
+/// it.
+void expect_peak(const Json& row, const char* name, bool wanted) {
+  ASSERT_EQ(row.at(name).is_null(), !wanted) << name;
+  if (wanted) {
+    const double peak = row.at(name).at("median").get<double>();
+    EXPECT_GT(peak, row.at("probe_gflops").at("median").get<double>()) << name;
+    EXPECT_LT(peak, 2.0 * 2.0 * 16384.0) << name;
+  }
+}
+
 TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
   const CliResult result = run_cli(
       with_shape("bench", {"--tokens", "1,4", "--seconds", "0.05", "--threads", "2", "--json"}));
@@ -570,6 +581,9 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
                    "probe_gflops",
                    "fraction_of_dot_peak",
                    "probe_fma_gflops",
+                   "probe_tile_gflops",
+                   "fraction_of_tile_peak",
+                   "probe_int8_gops",
                    "relative_l2",
                    "check",
                    "samples_us"});
@@ -580,6 +594,10 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
     // No core so far adds fewer than one product or more than 2^9 of them in a nanosecond.
     EXPECT_GT(row.at("probe_gflops").at("median").get<double>(), 1.0);
     EXPECT_LT(row.at("probe_gflops").at("median").get<double>(), 2.0 * 2.0 * 512.0);
+    const std::string isa = row.at("device").at("isa").get<std::string>();
+    expect_peak(row, "probe_tile_gflops", isa == "amx");
+    expect_peak(row, "probe_int8_gops", isa == "amx" || isa == "avx512");
+    EXPECT_EQ(row.at("fraction_of_tile_peak").is_null(), isa != "amx");
     EXPECT_EQ(row.at("check").at("passed"), true);
     EXPECT_GT(row.at("relative_l2").get<double>(), 0.0);  // a bf16 output rounds something
     EXPECT_LE(row.at("relative_l2").get<double>(), 5e-3);
@@ -590,6 +608,14 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
   }
   // Two distinct experts of 3 * 128 * 64 codes at half a byte and a scale byte per 16.
   EXPECT_EQ(rows[0].at("active_weight_bytes"), 2 * (3 * 128 * 64 / 2 + 3 * 128 * 64 / 16));
+}
+
+TEST(CliBench, InstructionSetsOfOptionAndDeviceContradict) {
+  const CliResult result =
+      run_cli(with_shape("bench", {"--isa", "portable", "--device", "cpu:portable"}));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.err.find("--isa portable with --device cpu:portable"), std::string::npos)
+      << result.err;
 }
 
 // One run, one row for each instruction set, as many calls of each.
