@@ -80,7 +80,7 @@ static_assert(sizeof(TileShapes) == 64);
 /// Operands in tiles 6 and 7, sums in 0 to 5. Baseline code knows no tiles.
 void tile_dot_round() {
   constexpr int kTileWords = 256;
-  alignas(64) static constexpr auto operands = [] {
+  alignas(64) static constexpr auto kOperands = [] {
     struct {
       unsigned words[2 * kTileWords];
     } made{};
@@ -98,8 +98,8 @@ void tile_dot_round() {
       ".irp sum, 0,1,2,3,4,5\n\t"
       "tilezero %%tmm\\sum\n\t"
       ".endr" ::"m"(shapes),
-      "r"(operands.words),
-      "r"(operands.words + kTileWords),
+      "r"(kOperands.words),
+      "r"(kOperands.words + kTileWords),
       "r"(std::int64_t{64})
       : "memory");
   for (int i = 0; i < kTileRepeats; ++i) {
@@ -185,7 +185,7 @@ std::int64_t peak_round_flops(PeakRound round) {
       break;
   }
   constexpr std::int64_t kTileFlops = std::int64_t{2} * 16 * 16 * 32;
-  return lanes == 16 && round.isa == Isa::kAmx ? kTileRepeats * kTileChains * kTileFlops : 0;
+  return lanes == 16 && round.isa == Isa::kAmx ? kTileFlops * kTileRepeats * kTileChains : 0;
 }
 
 void run_peak_round(PeakRound round) {

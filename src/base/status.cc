@@ -82,7 +82,7 @@ Status host_memory_exhausted() noexcept {
 Status status_of_exception() noexcept {
   try {
     try {
-      throw;
+      std::rethrow_exception(std::current_exception());
     } catch (const std::bad_alloc&) {
       return host_memory_exhausted();
     } catch (const std::exception& error) {

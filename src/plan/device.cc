@@ -43,14 +43,15 @@ struct CudaDefaults {
 };
 
 constexpr std::int64_t kMib = std::int64_t{1} << 20;
+constexpr std::int64_t kKib = 1024;
 constexpr CudaDefaults kCudaDefaults[] = {
-    {Arch::kSm80, 108, 163 * 1024, 40 * kMib},
-    {Arch::kSm86, 72, 99 * 1024, 6 * kMib},
-    {Arch::kSm89, 58, 99 * 1024, 48 * kMib},
-    {Arch::kSm90a, 132, 227 * 1024, 60 * kMib},
-    {Arch::kSm100a, 148, 227 * 1024, 126 * kMib},
-    {Arch::kSm120a, 188, 99 * 1024, 128 * kMib},
-    {Arch::kSm121a, 48, 99 * 1024, 24 * kMib},
+    {Arch::kSm80, 108, 163 * kKib, 40 * kMib},
+    {Arch::kSm86, 72, 99 * kKib, 6 * kMib},
+    {Arch::kSm89, 58, 99 * kKib, 48 * kMib},
+    {Arch::kSm90a, 132, 227 * kKib, 60 * kMib},
+    {Arch::kSm100a, 148, 227 * kKib, 126 * kMib},
+    {Arch::kSm120a, 188, 99 * kKib, 128 * kMib},
+    {Arch::kSm121a, 48, 99 * kKib, 24 * kMib},
 };
 
 Isa isa_of(base::CpuIsa isa) {

@@ -13,6 +13,7 @@
 
 #include "moekit/plan.h"
 
+#include "base/border.h"
 #include "base/text.h"
 #include "plan/names.h"
 
@@ -436,7 +437,7 @@ Result<Plan> read_plan_json(std::string_view json_text) {
     read_tail(json, plan);
     return Plan(std::move(plan));
   } catch (const std::bad_alloc&) {
-    throw;  // not the text's fault; the border knows what to say
+    return base::host_memory_exhausted();  // not the text's fault
   } catch (const std::exception& error) {
     return invalid_argument(cat("plan JSON: ", error.what()));
   }
