@@ -79,7 +79,7 @@ struct RunWords {
 
   /// False where there is no room in a run of `steps`.
   bool add(device::u32 operand_bits, device::i64 column, device::i64 steps) {
-    const auto next = static_cast<device::i64>(3 + at[2]);
+    const device::i64 next = 3 + static_cast<device::i64>(at[2]);
     if (next >= 2 * steps) {
       return false;
     }
@@ -174,7 +174,7 @@ struct RunOperands {
 
   /// Word i of piece 3 of the run.
   [[nodiscard]] device::u32 word(device::i64 i, int token) const {
-    device::u32 value;
+    device::u32 value = 0;
     std::memcpy(&value, piece(i / 2, kNumDigits, token) + i % 2 * 4, sizeof(value));
     return value;
   }
@@ -195,7 +195,7 @@ struct RunOperands {
     if (word(0, token) != 0) {
       return device::float_of(word(3 + i, token) & 0xFFFF0000U);
     }
-    device::u16 bits;
+    device::u16 bits = 0;
     std::memcpy(&bits, piece(i / 8, static_cast<int>(i % 8 / 4), token) + i % 4 * 2, sizeof(bits));
     return device::float_of(static_cast<device::u32>(bits) << 16);
   }
