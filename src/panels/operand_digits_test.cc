@@ -43,8 +43,9 @@ std::vector<float> random_row(const Panel16Shape& shape, int binades, std::mt199
   std::vector<float> x(static_cast<std::size_t>(shape.cols));
   for (float& value : x) {
     const int exponent =
-        binades == 0 ? 0
-                     : static_cast<int>(random() % (2U * static_cast<unsigned>(binades))) - binades;
+        binades == 0
+            ? 0
+            : static_cast<int>(random() % static_cast<std::uint32_t>(2 * binades)) - binades;
     const auto unit = static_cast<float>(random() % 4001U) / 2000.0F - 1.0F;
     value = random() % 9 == 0 ? 0.0F : device::bf16_round(std::ldexp(unit, exponent));
   }
@@ -59,8 +60,8 @@ void expect_run(const RunOperands& run, const float* expected, int64_t* num_wide
   for (int64_t col = 0; unit != 0.0F && col < static_cast<int64_t>(have.size()); ++col) {
     int64_t value = 0;
     for (int digit = kNumDigits - 1; digit >= 0; --digit) {
-      const auto* piece = reinterpret_cast<const signed char*>(run.piece(col / 8, digit, 0));
-      const int at = piece[digit_place(col % 8)];
+      const std::byte at_byte = run.piece(col / 8, digit, 0)[digit_place(col % 8)];
+      const int at = (std::to_integer<int>(at_byte) ^ 128) - 128;
       ASSERT_LE(std::abs(at), 64);
       value = value * 128 + at;
     }
