@@ -51,6 +51,8 @@ constexpr int kDotRounds = 500;
 }  // namespace
 
 struct BenchProbe::State {
+  using Clock = std::chrono::steady_clock;
+
   explicit State(int count) : num_threads(count) {}
 
   ~State() {
@@ -63,18 +65,21 @@ struct BenchProbe::State {
   State& operator=(const State&) = delete;
 
   /// Until all threads are here. Yielding and not sleeping: a read takes less than a millisecond,
-  /// and a wake-up a tenth of one.
-  void meet() {
-    const std::int64_t round = arrivals.fetch_add(1, std::memory_order_acq_rel) / num_threads;
+  /// and a wake-up a tenth of one. True for the last to come.
+  bool meet() {
+    const std::int64_t arrival = arrivals.fetch_add(1, std::memory_order_acq_rel);
+    const std::int64_t round = arrival / num_threads;
     while (arrivals.load(std::memory_order_acquire) < (round + 1) * num_threads) {
       std::this_thread::yield();
     }
+    return arrival % num_threads == num_threads - 1;
   }
 
   void work_part(int index) {
-    meet();  // nobody's wake-up time counts
-    if (index == 0) {
-      start = std::chrono::steady_clock::now();
+    // Nobody's wake-up time counts. The last to come begins at once; any other may get a core again
+    // when the rest are done, and would find that they took no time.
+    if (meet()) {
+      start = Clock::now();
     }
     if (peak.has_value()) {
       for (int i = 0; i < kDotRounds; ++i) {
@@ -86,6 +91,9 @@ struct BenchProbe::State {
           read_all(bytes.subspan(static_cast<std::size_t>(index) * part, part));
       sink.fetch_xor(sum, std::memory_order_relaxed);  // keeps the loads alive
     }
+    const Clock::rep now = Clock::now().time_since_epoch().count();
+    for (Clock::rep latest = end.load(); latest < now && !end.compare_exchange_weak(latest, now);) {
+    }
     meet();
   }
 
@@ -94,7 +102,8 @@ struct BenchProbe::State {
     generation.fetch_add(1);
     generation.notify_all();
     work_part(0);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const Clock::time_point last{Clock::duration(end.load())};
+    return std::chrono::duration<double>(last - start).count();
   }
 
   void work(int index) {
@@ -114,8 +123,9 @@ struct BenchProbe::State {
   std::atomic<bool> stopping{false};
   std::atomic<std::uint64_t> sink{0};
   std::span<const std::byte> bytes{};
-  std::optional<PeakRound> peak{};  // set: multiply instead of reading
-  std::chrono::steady_clock::time_point start{};
+  std::optional<PeakRound> peak{};      // set: multiply instead of reading
+  Clock::time_point start{};            // written by one thread between its two meetings
+  std::atomic<Clock::rep> end{0};       // of the last to be done; clocks do not run back
   std::vector<std::jthread> workers{};  // last: joined before the rest is destroyed
 };
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -608,6 +609,17 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
   }
   // Two distinct experts of 3 * 128 * 64 codes at half a byte and a scale byte per 16.
   EXPECT_EQ(rows[0].at("active_weight_bytes"), 2 * (3 * 128 * 64 / 2 + 3 * 128 * 64 / 16));
+}
+
+// Far more threads than cores: those that have not run yet must not be taken for quick ones.
+TEST(CliBench, PeaksOfManyThreadsAreThoseOfTheCores) {
+  const CliResult result = run_cli(
+      with_shape("bench", {"--tokens", "1", "--seconds", "0.02", "--threads", "256", "--json"}));
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  const Json row = result.json();
+  const double cores = std::thread::hardware_concurrency();
+  EXPECT_LT(row.at("probe_gflops").at("p90").get<double>(), cores * 1024.0);
+  EXPECT_LT(row.at("probe_gbps").at("p90").get<double>(), cores * 1024.0);
 }
 
 TEST(CliBench, InstructionSetsOfOptionAndDeviceContradict) {
