@@ -135,6 +135,9 @@ struct LoadedRoutes {
   std::int64_t count = 0;
   const std::byte* operands = nullptr;
   LoadedRow rows[kMostOperandRows] = {};
+  // Of a row that was loaded alone: at one token all experts multiply the same one.
+  const void* only_source = nullptr;
+  float only_global = 1.0F;
 };
 
 // Asks for the first lines of a row that is loaded next: rows of one expert lie anywhere, and the
@@ -182,7 +185,14 @@ void load_routes(const StepContext& context,
                  LoadedRoutes& loaded) {
   const std::int64_t row_bytes = context.scratch.operand_row_bytes;
   std::byte* operands = context.worker_scratch(worker);
+  const OperandRow first_row = row_of(std::int64_t{routes[0]});
   loaded.routes = routes;
+  if (count == 1 && loaded.only_source == first_row.source &&
+      loaded.only_global == first_row.global) {
+    return;
+  }
+  loaded.only_source = count == 1 ? first_row.source : nullptr;
+  loaded.only_global = first_row.global;
   loaded.count = count;
   loaded.operands = operands;
   const auto load_row = [&](std::int64_t i, std::byte* operand, float* scales) {

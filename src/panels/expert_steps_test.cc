@@ -245,6 +245,20 @@ TEST(ExpertSteps, ZeroWeightRouteChangesNothing) {
   }
 }
 
+// A row that was loaded alone serves the next expert that has it alone, and no other: experts 0 and
+// 2 have token 0 alone, 1 and 4 token 1, and 3 and 5 both.
+TEST(ExpertSteps, RowsLoadedAloneServeTheirOwnTokenOnly) {
+  std::int64_t judged = 0;
+  for (const Recipe recipe : kEveryRecipe) {
+    Problem problem = small_problem(recipe);
+    problem.top_k = 4;
+    LayerCase layer(problem, 2);
+    layer.ids = {0, 2, 3, 5, 1, 3, 4, 5};
+    judged += check_everywhere(layer);
+  }
+  EXPECT_GE(judged, 3 * 2 * 2 * (2 * 136 + 8 * 112));
+}
+
 TEST(ExpertSteps, ChunksOfTokensGiveTheSameBits) {
   for (const std::string& isa : testable_isas()) {
     Problem problem = small_problem(Recipe::kW4a16Nvfp4);
