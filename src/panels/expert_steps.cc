@@ -140,6 +140,12 @@ struct LoadedRoutes {
   float only_global = 1.0F;
 };
 
+// A thread of a region.
+struct Worker {
+  std::int64_t index = 0;
+  LoadedRoutes loaded;
+};
+
 // Asks for the first lines of a row that is loaded next: rows of one expert lie anywhere, and the
 // hardware follows a row only after its first misses.
 void prefetch_row(const OperandRow& row) {
@@ -232,47 +238,6 @@ void load_routes(const StepContext& context,
   }
 }
 
-// The rows that the next run loads, asked for a few lines at every dot call of this one: they lie
-// anywhere, and a thread that loads them from the last-level cache waits for every other line.
-class RowsAhead {
- public:
-  RowsAhead(std::int64_t num_rows, std::int64_t row_bytes, std::int64_t num_calls)
-      : row_lines_(device::ceil_div(row_bytes, kLineBytes)),
-        num_rows_(std::min({num_rows, kMostRows, kMostBytes / std::max(kLineBytes, row_bytes)})),
-        lines_a_call_(
-            device::ceil_div(num_rows_ * row_lines_, std::max(std::int64_t{1}, num_calls))) {}
-
-  RowsAhead() : RowsAhead(0, 0, 1) {}
-
-  [[nodiscard]] std::int64_t num_rows() const { return num_rows_; }
-
-  void set_row(std::int64_t row, const void* source) {
-    sources_[row] = static_cast<const std::byte*>(source);
-  }
-
-  void ask() {
-    for (std::int64_t i = 0; i < lines_a_call_ && row_ < num_rows_; ++i) {
-      __builtin_prefetch(sources_[row_] + line_ * kLineBytes, 0, 2);
-      if (++line_ == row_lines_) {
-        line_ = 0;
-        ++row_;
-      }
-    }
-  }
-
- private:
-  // A share of L2 that the operands at hand and the panels passing by can spare.
-  static constexpr std::int64_t kMostBytes = 128 * kKib;
-  static constexpr std::int64_t kMostRows = 16;
-
-  std::int64_t row_lines_;
-  std::int64_t num_rows_;
-  std::int64_t lines_a_call_;
-  std::int64_t row_ = 0;
-  std::int64_t line_ = 0;
-  const std::byte* sources_[kMostRows] = {};
-};
-
 // What a dot call left: sums of a tile of tokens over panels.
 struct DotSums {
   Share panels;
@@ -289,7 +254,6 @@ void dot_run(const StepContext& context,
              const LoadedRoutes& loaded,
              const PanelRun& run,
              std::int64_t panels_of_dot,
-             RowsAhead& rows_ahead,
              Sink sink) {
   alignas(kLineBytes) float sums[2][kSumsOfDot];
   DotSums done[2];
@@ -299,7 +263,6 @@ void dot_run(const StepContext& context,
   };
   for (std::int64_t panel = run.panels.begin; panel < run.panels.end; panel += panels_of_dot) {
     const std::int64_t end = std::min(panel + panels_of_dot, run.panels.end);
-    rows_ahead.ask();
     for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
       const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
       DotSums& now = done[turn % 2];
@@ -374,36 +337,16 @@ void activate_tile(const StepContext& context,
   }
 }
 
-// The rows of an expert's routes, which this thread is to load after `num_calls` dot calls.
-template <typename RowOf>
-RowsAhead rows_of_expert(const StepContext& context,
-                         std::int64_t expert,
-                         std::int64_t num_calls,
-                         RowOf row_of) {
-  const Routes& routes = context.routes;
-  if (expert >= routes.num_experts) {
-    return {};
-  }
-  const std::int64_t begin = routes.offsets[expert];
-  const OperandRow first = row_of(std::int64_t{routes.order[begin]});
-  RowsAhead rows(
-      routes.offsets[expert + 1] - begin, first.cols * dtype_bits(first.dtype) / 8, num_calls);
-  for (std::int64_t i = 0; i < rows.num_rows(); ++i) {
-    rows.set_row(i, row_of(std::int64_t{routes.order[begin + i]}).source);
-  }
-  return rows;
-}
-
 void gate_up_part(const StepContext& context,
                   const ExpertLine& line,
-                  std::int64_t worker,
+                  Worker& worker,
                   const Share& part) {
   const Routes& routes = context.routes;
   const plan::PackedView& weights = context.call.weights;
   ActivateCall activate;
   activate.params = recipes::activation_params(context.call.plan->problem.activation);
   ExpertShares shares(line, part);
-  LoadedRoutes loaded;
+  LoadedRoutes& loaded = worker.loaded;
   for (std::int64_t expert = 0; expert < routes.num_experts && !shares.is_past(); ++expert) {
     const std::int64_t begin = routes.offsets[expert];
     const std::int64_t end = routes.offsets[expert + 1];
@@ -417,19 +360,15 @@ void gate_up_part(const StepContext& context,
                        panels,
                        weights.gate_up(expert),
                        next < routes.num_experts ? weights.gate_up(next) : nullptr};
-    RowsAhead rows_ahead =
-        rows_of_expert(context, next, panels.end - panels.begin, [&](std::int64_t route) {
-          return x_row(context.call, next, route);
-        });
     for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
       load_routes(
           context,
-          worker,
+          worker.index,
           routes.order + first,
           std::min(context.scratch.operand_rows, end - first),
           [&](std::int64_t route) { return x_row(context.call, expert, route); },
           loaded);
-      dot_run(context, loaded, run, 1, rows_ahead, [&](const DotSums& done) {
+      dot_run(context, loaded, run, 1, [&](const DotSums& done) {
         activate_tile(context, loaded, expert, done, activate);
       });
     }
@@ -471,7 +410,7 @@ void scale_tile(const StepContext& context,
   }
 }
 
-void down_block(const StepContext& context, std::int64_t worker, const DownBlock& block) {
+void down_block(const StepContext& context, Worker& worker, const DownBlock& block) {
   const CpuCall& call = context.call;
   const Routes& routes = context.routes;
   const std::int64_t inner = call.plan->problem.intermediate_size;
@@ -481,7 +420,7 @@ void down_block(const StepContext& context, std::int64_t worker, const DownBlock
   const auto row_of = [&](std::int64_t route) {
     return OperandRow{intermediate + route * inner, DType::kBf16, inner};
   };
-  LoadedRoutes loaded;
+  LoadedRoutes& loaded = worker.loaded;
   for (std::int64_t expert = context.active_expert(0); expert < routes.num_experts;) {
     const std::int64_t next = context.active_expert(expert + 1);
     const PanelRun run{expert,
@@ -494,16 +433,11 @@ void down_block(const StepContext& context, std::int64_t worker, const DownBlock
         {end - routes.offsets[expert], context.scratch.operand_rows, context.body.max_tokens});
     const std::int64_t panels_of_dot =
         std::min(kMostPanelsOfDot, kSumsOfDot / (most_tokens * kPanelRows));
-    RowsAhead rows_ahead =
-        rows_of_expert(context,
-                       next,
-                       device::ceil_div(block.panels.end - block.panels.begin, panels_of_dot),
-                       row_of);
     for (std::int64_t first = routes.offsets[expert]; first < end;
          first += context.scratch.operand_rows) {
       load_routes(
           context,
-          worker,
+          worker.index,
           routes.order + first,
           std::min(context.scratch.operand_rows, end - first),
           [&](std::int64_t route) {
@@ -512,7 +446,7 @@ void down_block(const StepContext& context, std::int64_t worker, const DownBlock
             return row;
           },
           loaded);
-      dot_run(context, loaded, run, panels_of_dot, rows_ahead, [&](const DotSums& done) {
+      dot_run(context, loaded, run, panels_of_dot, [&](const DotSums& done) {
         scale_tile(context, loaded, expert, done, block);
       });
     }
@@ -527,13 +461,13 @@ void down_block(const StepContext& context, std::int64_t worker, const DownBlock
                 std::min(block.panels.end * kPanelRows, call.plan->problem.hidden_size)});
 }
 
-void down_part(const StepContext& context, std::int64_t worker, const Share& part) {
+void down_part(const StepContext& context, Worker& worker, const Share& part) {
   constexpr std::int64_t kSumBytes = kPanelRows * 4;
   const std::int64_t panels_that_fit =
       context.scratch.route_sums_bytes / (context.routes.num_routes() * kSumBytes);
   for (std::int64_t begin = part.begin; begin < part.end; begin += panels_that_fit) {
     const std::int64_t end = std::min(begin + panels_that_fit, part.end);
-    down_block(context, worker, {{begin, end}, context.route_sums(worker)});
+    down_block(context, worker, {{begin, end}, context.route_sums(worker.index)});
   }
 }
 
@@ -547,11 +481,12 @@ void on_planned_workers(base::ThreadPool& pool,
   const std::int64_t workers =
       std::min<std::int64_t>(pool.num_threads(), context.scratch.num_workers);
   Deal deal(count, workers, least_piece);
-  pool.parallel([&](std::int64_t worker, int /*num_workers*/) {
-    if (worker >= workers) {
+  pool.parallel([&](std::int64_t index, int /*num_workers*/) {
+    if (index >= workers) {
       return;
     }
-    work(worker, deal.own_share(worker));
+    Worker worker{index, {}};
+    work(worker, deal.own_share(index));
     for (Share part = deal.claim(); part.begin < part.end; part = deal.claim()) {
       work(worker, part);
     }
@@ -614,21 +549,18 @@ void gate_up_step(const CpuCall& call, base::ThreadPool& pool, const Body& body)
   const StepContext context(call, body, resolve_routes(call), call.weights.layout->gate_up);
   const ExpertLine line(context.routes, context.body, device::panel16_num_panels(context.shape));
   on_planned_workers(
-      pool,
-      context,
-      line.length(),
-      line.mean_panel_cost(),
-      [&](std::int64_t worker, const Share& part) { gate_up_part(context, line, worker, part); });
+      pool, context, line.length(), line.mean_panel_cost(), [&](Worker& worker, const Share& part) {
+        gate_up_part(context, line, worker, part);
+      });
 }
 
 void down_step(const CpuCall& call, base::ThreadPool& pool, const Body& body) noexcept {
   const StepContext context(call, body, resolved_routes(call), call.weights.layout->down);
-  on_planned_workers(
-      pool,
-      context,
-      device::panel16_num_panels(context.shape),
-      kMostPanelsOfDot,
-      [&](std::int64_t worker, const Share& part) { down_part(context, worker, part); });
+  on_planned_workers(pool,
+                     context,
+                     device::panel16_num_panels(context.shape),
+                     kMostPanelsOfDot,
+                     [&](Worker& worker, const Share& part) { down_part(context, worker, part); });
 }
 
 }  // namespace moekit::panels
