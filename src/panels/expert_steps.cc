@@ -8,7 +8,6 @@
 #include "formats/packing_panel16.h"
 #include "panels/combine.h"
 #include "panels/routes.h"
-#include "panels/shares.h"
 #include "recipes/activation_params.h"
 
 namespace moekit::panels {
@@ -58,11 +57,64 @@ std::int64_t operand_row_bytes(std::int64_t cols, Recipe recipe) {
   return operand_bytes(cols) + device::round_up(groups * 4, kLineBytes);
 }
 
+// A contiguous share of [0, count).
+struct Share {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+
+Share share_of(std::int64_t count, std::int64_t worker, std::int64_t num_workers) {
+  return {count * worker / num_workers, count * (worker + 1) / num_workers};
+}
+
+// What a worker owns of every expert: panels laid end to end, each expert's weighted with what a
+// panel costs, and the line cut into equal parts.
+class ExpertShares {
+ public:
+  ExpertShares(const Routes& routes,
+               const Body& body,
+               std::int64_t panels,
+               std::int64_t worker,
+               std::int64_t workers)
+      : panels_(panels), base_cost_(body.panel_cost) {
+    std::int64_t total = 0;
+    for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
+      total += panels * panel_cost(routes.offsets[expert + 1] - routes.offsets[expert]);
+    }
+    line_ = share_of(total, worker, workers);
+  }
+
+  /// Call for each expert in ascending order.
+  Share next(std::int64_t num_tokens) {
+    const std::int64_t cost = panel_cost(num_tokens);
+    if (cost == 0) {
+      return {};
+    }
+    const Share share{first_panel_at(line_.begin, cost), first_panel_at(line_.end, cost)};
+    position_ += panels_ * cost;
+    return share;
+  }
+
+ private:
+  [[nodiscard]] std::int64_t panel_cost(std::int64_t num_tokens) const {
+    return num_tokens == 0 ? 0 : num_tokens + base_cost_;
+  }
+
+  // Panels belong to the worker in whose part of the line they begin.
+  [[nodiscard]] std::int64_t first_panel_at(std::int64_t mark, std::int64_t cost) const {
+    return std::clamp<std::int64_t>((mark - position_ + cost - 1) / cost, 0, panels_);
+  }
+
+  std::int64_t panels_;
+  std::int64_t base_cost_;
+  std::int64_t position_ = 0;
+  Share line_;
+};
+
 // Neighbouring panels of one expert that a worker reads in one go, and what it reads then.
 struct PanelRun {
   std::int64_t expert = 0;
   Share panels;
-  const std::byte* bytes = nullptr;  // the expert's panel 0
   const std::byte* after = nullptr;  // null: nothing
 };
 
@@ -138,12 +190,6 @@ struct LoadedRoutes {
   // Of a row that was loaded alone: at one token all experts multiply the same one.
   const void* only_source = nullptr;
   float only_global = 1.0F;
-};
-
-// A thread of a region.
-struct Worker {
-  std::int64_t index = 0;
-  LoadedRoutes loaded;
 };
 
 // Asks for the first lines of a row that is loaded next: rows of one expert lie anywhere, and the
@@ -238,52 +284,33 @@ void load_routes(const StepContext& context,
   }
 }
 
-// What a dot call left: sums of a tile of tokens over panels.
-struct DotSums {
-  Share panels;
-  std::int64_t first_token = 0;  // among the loaded routes
-  std::int64_t num_tokens = 0;
-  const float* sums = nullptr;  // [panels * parts, num_tokens, 16]
+// The panels of one dot call and of the one after it.
+struct DotPanels {
+  const std::byte* bytes = nullptr;
+  std::int64_t count = 1;
+  const std::byte* next = nullptr;
 };
 
-// Calls sink(DotSums) for every tile of tokens over every `panels_of_dot` panels of the run. A sink
-// gets its sums when the next dot call has been made: the first products of that one need not wait
-// for the last of this one to arrive.
+// Calls sink(first route of the tile, tokens, sums) with the sums of every tile of tokens.
 template <typename Sink>
-void dot_run(const StepContext& context,
-             const LoadedRoutes& loaded,
-             const PanelRun& run,
-             std::int64_t panels_of_dot,
-             Sink sink) {
-  alignas(kLineBytes) float sums[2][kSumsOfDot];
-  DotSums done[2];
-  std::int64_t turn = 0;
-  const auto at = [&](std::int64_t panel) {
-    return run.bytes + device::panel16_panel_offset(context.shape, panel, 0);
-  };
-  for (std::int64_t panel = run.panels.begin; panel < run.panels.end; panel += panels_of_dot) {
-    const std::int64_t end = std::min(panel + panels_of_dot, run.panels.end);
-    for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
-      const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
-      DotSums& now = done[turn % 2];
-      now = {{panel, end}, tile.first, tile.num_tokens, sums[turn % 2]};
-      context.body.dot({at(panel),
-                        (end - panel) * context.shape.num_parts,
-                        &context.shape,
-                        operand,
-                        tile.num_tokens,
-                        sums[turn % 2],
-                        context.operand_scales(operand, tile.num_tokens),
-                        context.operand_scale_stride(),
-                        context.operand_row_bytes(),
-                        end < run.panels.end ? at(end) : run.after});
-      if (++turn > 1) {
-        sink(done[turn % 2]);
-      }
-    }
-  }
-  if (turn > 0) {
-    sink(done[(turn - 1) % 2]);
+void dot_tiles(const StepContext& context,
+               const LoadedRoutes& loaded,
+               const DotPanels& panels,
+               Sink sink) {
+  alignas(kLineBytes) float sums[kSumsOfDot];
+  for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
+    const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
+    context.body.dot({panels.bytes,
+                      panels.count,
+                      &context.shape,
+                      operand,
+                      tile.num_tokens,
+                      sums,
+                      context.operand_scales(operand, tile.num_tokens),
+                      context.operand_scale_stride(),
+                      context.operand_row_bytes(),
+                      panels.next});
+    sink(tile.first, tile.num_tokens, sums);
   }
 }
 
@@ -298,17 +325,18 @@ OperandRow x_row(const CpuCall& call, std::int64_t expert, std::int64_t route) {
   return row;
 }
 
-// The activation of one gate and up panel for a tile of the loaded routes.
-void activate_tile(const StepContext& context,
+// One panel pair (gate and up) of a run for a set of loaded routes.
+void gate_up_panel(const StepContext& context,
                    const LoadedRoutes& loaded,
-                   std::int64_t expert,
-                   const DotSums& done,
+                   const PanelRun& run,
+                   std::int64_t panel,
                    ActivateCall activate) {
+  const std::int64_t expert = run.expert;
   const CpuCall& call = context.call;
   const plan::PackedView& weights = call.weights;
   const Problem& problem = call.plan->problem;
   const std::int64_t parts = context.shape.num_parts;
-  const std::int64_t first_row = done.panels.begin * kPanelRows;
+  const std::int64_t first_row = panel * kPanelRows;
   const float* gate_bias = weights.gate_bias(expert);
   const float* up_bias = weights.up_bias(expert);
   const float* globals = weights.globals(expert);
@@ -321,177 +349,174 @@ void activate_tile(const StepContext& context,
                                               : gate_bias + first_row;
   activate.rows = std::min(kPanelRows, problem.intermediate_size - first_row);
   auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
-  for (std::int64_t t = 0; t < done.num_tokens; ++t) {
-    const std::int64_t route = loaded.routes[done.first_token + t];
-    const LoadedRow& row = loaded.rows[done.first_token + t];
-    activate.out = intermediate + route * problem.intermediate_size + first_row;
-    if (!row.finite) {
-      std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
-      continue;
+  const std::byte* bytes = weights.gate_up(expert);
+  const auto at = [&](std::int64_t index) {
+    return bytes + device::panel16_panel_offset(context.shape, index, 0);
+  };
+  const DotPanels panels{at(panel), parts, panel + 1 < run.panels.end ? at(panel + 1) : run.after};
+  dot_tiles(context, loaded, panels, [&](std::int64_t first, std::int64_t tokens, float* sums) {
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int64_t route = loaded.routes[first + t];
+      activate.out = intermediate + route * problem.intermediate_size + first_row;
+      if (!loaded.rows[first + t].finite) {
+        std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
+        continue;
+      }
+      activate.x_factor = loaded.rows[first + t].factor;
+      activate.gate_sums = sums + t * kPanelRows;
+      activate.up_sums = sums + ((parts - 1) * tokens + t) * kPanelRows;
+      activate.input_weight = problem.router_weight_on_input ? context.routes.weight(route) : 1.0F;
+      context.body.activate(activate);
     }
-    activate.x_factor = row.factor;
-    activate.gate_sums = done.sums + t * kPanelRows;
-    activate.up_sums = done.sums + ((parts - 1) * done.num_tokens + t) * kPanelRows;
-    activate.input_weight = problem.router_weight_on_input ? context.routes.weight(route) : 1.0F;
-    context.body.activate(activate);
-  }
+  });
 }
 
-void gate_up_part(const StepContext& context,
-                  const ExpertLine& line,
-                  Worker& worker,
-                  const Share& part) {
+void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_t num_workers) {
   const Routes& routes = context.routes;
-  const plan::PackedView& weights = context.call.weights;
   ActivateCall activate;
   activate.params = recipes::activation_params(context.call.plan->problem.activation);
-  ExpertShares shares(line, part);
-  LoadedRoutes& loaded = worker.loaded;
-  for (std::int64_t expert = 0; expert < routes.num_experts && !shares.is_past(); ++expert) {
+  ExpertShares shares(
+      routes, context.body, device::panel16_num_panels(context.shape), worker, num_workers);
+  LoadedRoutes loaded;
+  for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
     const std::int64_t begin = routes.offsets[expert];
     const std::int64_t end = routes.offsets[expert + 1];
     const Share panels = shares.next(end - begin);
     if (panels.begin >= panels.end) {
       continue;
     }
-    const std::int64_t next =
-        shares.is_past() ? routes.num_experts : context.active_expert(expert + 1);
-    const PanelRun run{expert,
-                       panels,
-                       weights.gate_up(expert),
-                       next < routes.num_experts ? weights.gate_up(next) : nullptr};
+    const std::int64_t next = context.active_expert(expert + 1);
+    const PanelRun run{
+        expert, panels, next < routes.num_experts ? context.call.weights.gate_up(next) : nullptr};
     for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
       load_routes(
           context,
-          worker.index,
+          worker,
           routes.order + first,
           std::min(context.scratch.operand_rows, end - first),
           [&](std::int64_t route) { return x_row(context.call, expert, route); },
           loaded);
-      dot_run(context, loaded, run, 1, [&](const DotSums& done) {
-        activate_tile(context, loaded, expert, done, activate);
-      });
+      for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
+        gate_up_panel(context, loaded, run, panel, activate);
+      }
     }
   }
 }
 
-// A block of output rows and where the sums of all routes over it stand.
-struct DownBlock {
-  Share panels;
-  float* route_sums = nullptr;  // [num_routes, panels * 16]
-
-  [[nodiscard]] std::int64_t stride() const { return (panels.end - panels.begin) * kPanelRows; }
-};
-
-// Sums of a tile of the loaded routes, scaled by the global, bias added, into the block's.
-void scale_tile(const StepContext& context,
-                const LoadedRoutes& loaded,
-                std::int64_t expert,
-                const DotSums& done,
-                const DownBlock& block) {
+// Sums of the loaded routes for the panels of a run, scaled by the global, bias added, into
+// route_sums [num_routes, block_stride].
+void down_panels(const StepContext& context,
+                 const LoadedRoutes& loaded,
+                 const PanelRun& run,
+                 float* route_sums,
+                 std::int64_t block_stride) {
   const plan::PackedView& weights = context.call.weights;
-  const float* bias = weights.down_bias(expert);
-  ScaleCall scale{.global = weights.globals(expert)[2], .out_stride = block.stride()};
-  scale.num_tokens = done.num_tokens;
-  scale.rows = loaded.rows + done.first_token;
-  scale.routes = loaded.routes + done.first_token;
-  scale.sums = done.sums;
-  for (std::int64_t panel = done.panels.begin; panel < done.panels.end; ++panel) {
+  const Share& block = run.panels;
+  const float global = weights.globals(run.expert)[2];
+  const float* bias = weights.down_bias(run.expert);
+  const std::int64_t hidden = context.call.plan->problem.hidden_size;
+  const std::int64_t tile_tokens = std::min(loaded.count, context.body.max_tokens);
+  const std::int64_t panels_of_dot =
+      std::min(kMostPanelsOfDot, kSumsOfDot / (tile_tokens * kPanelRows));
+  for (std::int64_t panel = block.begin; panel < block.end; panel += panels_of_dot) {
+    const std::int64_t num_panels = std::min(panels_of_dot, block.end - panel);
     const std::int64_t first_row = panel * kPanelRows;
-    float biases[kPanelRows] = {};
+    float biases[kMostPanelsOfDot * kPanelRows] = {};
     if (bias != nullptr) {
-      const std::int64_t hidden = context.call.plan->problem.hidden_size;
-      std::copy_n(bias + first_row, std::min(kPanelRows, hidden - first_row), biases);
-      scale.bias = biases;
+      std::copy_n(bias + first_row, std::min(num_panels * kPanelRows, hidden - first_row), biases);
     }
-    scale.out = block.route_sums + (panel - block.panels.begin) * kPanelRows;
-    context.body.scale(scale);
-    scale.sums += done.num_tokens * kPanelRows;
+    ScaleCall scale{.global = global, .out_stride = block_stride};
+    const std::byte* bytes = weights.down(run.expert);
+    const auto at = [&](std::int64_t index) {
+      return bytes + device::panel16_panel_offset(context.shape, index, 0);
+    };
+    const std::int64_t next = panel + num_panels;
+    float* block_sums = route_sums + (panel - block.begin) * kPanelRows;
+    dot_tiles(context,
+              loaded,
+              {at(panel), num_panels, next < block.end ? at(next) : run.after},
+              [&](std::int64_t first, std::int64_t tokens, const float* sums) {
+                scale.num_tokens = tokens;
+                scale.rows = loaded.rows + first;
+                scale.routes = loaded.routes + first;
+                for (std::int64_t i = 0; i < num_panels; ++i) {
+                  scale.sums = sums + i * tokens * kPanelRows;
+                  scale.bias = bias == nullptr ? nullptr : biases + i * kPanelRows;
+                  scale.out = block_sums + i * kPanelRows;
+                  context.body.scale(scale);
+                }
+              });
   }
 }
 
-void down_block(const StepContext& context, Worker& worker, const DownBlock& block) {
+void down_block(const StepContext& context,
+                std::int64_t worker,
+                const Share& block,
+                std::int64_t block_panels) {
   const CpuCall& call = context.call;
   const Routes& routes = context.routes;
   const std::int64_t inner = call.plan->problem.intermediate_size;
   const auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
-  const std::int64_t first_panel =
-      device::panel16_panel_offset(context.shape, block.panels.begin, 0);
-  const auto row_of = [&](std::int64_t route) {
-    return OperandRow{intermediate + route * inner, DType::kBf16, inner};
+  float* route_sums = context.route_sums(worker);
+  const std::int64_t block_stride = block_panels * kPanelRows;
+  const auto first_panel = [&](std::int64_t expert, std::int64_t panel) {
+    return call.weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
   };
-  LoadedRoutes& loaded = worker.loaded;
+  LoadedRoutes loaded;
   for (std::int64_t expert = context.active_expert(0); expert < routes.num_experts;) {
     const std::int64_t next = context.active_expert(expert + 1);
-    const PanelRun run{expert,
-                       block.panels,
-                       call.weights.down(expert),
-                       next < routes.num_experts ? call.weights.down(next) + first_panel : nullptr};
+    const PanelRun run{
+        expert, block, next < routes.num_experts ? first_panel(next, block.begin) : nullptr};
     const std::int64_t end = routes.offsets[expert + 1];
     const float* scales = call.weights.input_scales(expert);
-    const std::int64_t most_tokens = std::min(
-        {end - routes.offsets[expert], context.scratch.operand_rows, context.body.max_tokens});
-    const std::int64_t panels_of_dot =
-        std::min(kMostPanelsOfDot, kSumsOfDot / (most_tokens * kPanelRows));
     for (std::int64_t first = routes.offsets[expert]; first < end;
          first += context.scratch.operand_rows) {
       load_routes(
           context,
-          worker.index,
+          worker,
           routes.order + first,
           std::min(context.scratch.operand_rows, end - first),
           [&](std::int64_t route) {
-            OperandRow row = row_of(route);
+            OperandRow row{intermediate + route * inner, DType::kBf16, inner};
             row.global = scales == nullptr ? 1.0F : scales[1];
             return row;
           },
           loaded);
-      dot_run(context, loaded, run, panels_of_dot, [&](const DotSums& done) {
-        scale_tile(context, loaded, expert, done, block);
-      });
+      down_panels(context, loaded, run, route_sums, block_stride);
     }
     expert = next;
   }
   combine_rows(call,
                context.body,
                routes,
-               {block.route_sums,
-                block.stride(),
-                block.panels.begin * kPanelRows,
-                std::min(block.panels.end * kPanelRows, call.plan->problem.hidden_size)});
+               {route_sums,
+                block_stride,
+                block.begin * kPanelRows,
+                std::min(block.end * kPanelRows, call.plan->problem.hidden_size)});
 }
 
-void down_part(const StepContext& context, Worker& worker, const Share& part) {
+void down_worker(const StepContext& context, std::int64_t worker, std::int64_t num_workers) {
+  const Share mine = share_of(device::panel16_num_panels(context.shape), worker, num_workers);
   constexpr std::int64_t kSumBytes = kPanelRows * 4;
   const std::int64_t panels_that_fit =
       context.scratch.route_sums_bytes / (context.routes.num_routes() * kSumBytes);
-  for (std::int64_t begin = part.begin; begin < part.end; begin += panels_that_fit) {
-    const std::int64_t end = std::min(begin + panels_that_fit, part.end);
-    down_block(context, worker, {{begin, end}, context.route_sums(worker.index)});
+  for (std::int64_t begin = mine.begin; begin < mine.end; begin += panels_that_fit) {
+    const std::int64_t end = std::min(begin + panels_that_fit, mine.end);
+    down_block(context, worker, {begin, end}, end - begin);
   }
 }
 
-// Deals `count` out over as many threads as the plan has room for: work(worker, part).
+// Runs work(worker, workers) on as many threads as the plan has room for.
 template <typename Work>
-void on_planned_workers(base::ThreadPool& pool,
-                        const StepContext& context,
-                        std::int64_t count,
-                        std::int64_t least_piece,
-                        Work work) {
-  const std::int64_t workers =
-      std::min<std::int64_t>(pool.num_threads(), context.scratch.num_workers);
-  Deal deal(count, workers, least_piece);
-  pool.parallel([&](std::int64_t index, int /*num_workers*/) {
-    if (index >= workers) {
-      return;
-    }
-    Worker worker{index, {}};
-    work(worker, deal.own_share(index));
-    for (Share part = deal.claim(); part.begin < part.end; part = deal.claim()) {
-      work(worker, part);
-    }
-    if (context.body.finish != nullptr) {
-      context.body.finish();
+void on_planned_workers(base::ThreadPool& pool, const StepContext& context, Work work) {
+  const std::int64_t planned = context.scratch.num_workers;
+  pool.parallel([&](int worker, int num_workers) {
+    const std::int64_t workers = std::min<std::int64_t>(num_workers, planned);
+    if (worker < workers) {
+      work(worker, workers);
+      if (context.body.finish != nullptr) {
+        context.body.finish();
+      }
     }
   });
 }
@@ -547,20 +572,16 @@ std::vector<plan::SliceRequest> step_slices(const plan::FamilyContext& context,
 
 void gate_up_step(const CpuCall& call, base::ThreadPool& pool, const Body& body) noexcept {
   const StepContext context(call, body, resolve_routes(call), call.weights.layout->gate_up);
-  const ExpertLine line(context.routes, context.body, device::panel16_num_panels(context.shape));
-  on_planned_workers(
-      pool, context, line.length(), line.mean_panel_cost(), [&](Worker& worker, const Share& part) {
-        gate_up_part(context, line, worker, part);
-      });
+  on_planned_workers(pool, context, [&](std::int64_t worker, std::int64_t num_workers) {
+    gate_up_worker(context, worker, num_workers);
+  });
 }
 
 void down_step(const CpuCall& call, base::ThreadPool& pool, const Body& body) noexcept {
   const StepContext context(call, body, resolved_routes(call), call.weights.layout->down);
-  on_planned_workers(pool,
-                     context,
-                     device::panel16_num_panels(context.shape),
-                     kMostPanelsOfDot,
-                     [&](Worker& worker, const Share& part) { down_part(context, worker, part); });
+  on_planned_workers(pool, context, [&](std::int64_t worker, std::int64_t num_workers) {
+    down_worker(context, worker, num_workers);
+  });
 }
 
 }  // namespace moekit::panels
