@@ -18,15 +18,13 @@ namespace moekit::panels {
 
 namespace {
 
+using device::u64;
+
 constexpr i64 kTileSteps = 4;
 constexpr i64 kTileBytes = 1024;
 constexpr i64 kTileRowBytes = 64;
 constexpr i64 kTileTokens = 16;
 constexpr i64 kMostTokens = 64;
-// Tiles decoded ahead of the multiplication. A tile load waits for stores still on their way to L1,
-// nothing is forwarded to it, so that they had better be two tiles old.
-constexpr i64 kAhead = 2;
-constexpr i64 kRing = 4;
 // Folded weights and their products stay normal: from this E8M0 byte on a weight is at least 2^-65
 // and its product with any x above 2^-61 counts. Panels with smaller ones are summed group by
 // group before they are scaled.
@@ -86,10 +84,12 @@ LoadedRow load_operand_row(const OperandRow& row, const Panel16Shape& shape, std
   return load_operand<std::uint16_t>(row, shape, operand);
 }
 
-// One tile of weights times all tokens. `row_tile` is the distance of two tiles of tokens.
+// One tile of weights times all tokens, of which the last tile is loaded. `row_tile` is the
+// distance of two tiles of tokens.
 template <int kTiles>
 void multiply(const std::byte* weights, const std::byte* x, i64 stride, i64 row_tile) {
   load_tile<kWeights>(weights, kTileRowBytes);
+  add_products<kTiles - 1, kLastTokens, kWeights>();
   if constexpr (kTiles > 1) {
     load_tile<kEvenTokens>(x, stride);
     add_products<0, kEvenTokens, kWeights>();
@@ -102,8 +102,6 @@ void multiply(const std::byte* weights, const std::byte* x, i64 stride, i64 row_
     load_tile<kEvenTokens>(x + 2 * row_tile, stride);
     add_products<2, kEvenTokens, kWeights>();
   }
-  load_tile<kLastTokens>(x + (kTiles - 1) * row_tile, stride);
-  add_products<kTiles - 1, kLastTokens, kWeights>();
 }
 
 template <int kTiles>
@@ -122,159 +120,239 @@ void store_all_sums(float* sums, i64 rows) {
   }
 }
 
-// The lines of a panel of bf16, which are tiles as they stand, except for the last.
+// The lines of panels of bf16, which are tiles as they stand, except for a panel's last.
 class Bf16Stream {
  public:
-  Bf16Stream(const std::byte* panel, const Panel16Shape& shape)
-      : lines_(panel), left_(device::panel16_num_steps(shape) * 4) {}
+  explicit Bf16Stream(const DotCall& call)
+      : lines_(call.panels),
+        stream_(call, kTileBytes),
+        panel_bytes_(device::panel16_panel_bytes(*call.shape)),
+        left_(panel_bytes_) {}
 
   const std::byte* next_tile(std::byte* room) {
-    for (i64 at = 0; at < kTileBytes; at += kPanel16LineBytes) {
-      prefetch_ahead(lines_ + at);
+    const i64 bytes = std::min(left_, kTileBytes);
+    const Ahead ahead = stream_.from(lines_);
+    for (i64 at = 0; at < bytes; at += kPanel16LineBytes) {
+      prefetch(lines_ + at, ahead);
     }
     const std::byte* tile = lines_;
-    if (left_ < kTileBytes / kPanel16LineBytes) {
+    if (bytes < kTileBytes) {
       std::memset(room, 0, kTileBytes);
-      std::memcpy(room, lines_, static_cast<std::size_t>(left_ * kPanel16LineBytes));
+      std::memcpy(room, lines_, static_cast<std::size_t>(bytes));
       tile = room;
     }
-    lines_ += kTileBytes;
-    left_ -= kTileBytes / kPanel16LineBytes;
+    lines_ += bytes;
+    left_ = left_ == bytes ? panel_bytes_ : left_ - bytes;
     return tile;
   }
 
-  [[nodiscard]] bool folds() const { return true; }
+  [[nodiscard]] u64 unfolded() const { return 0; }
 
  private:
   const std::byte* lines_;
-  i64 left_;
+  CallStream stream_;
+  i64 panel_bytes_;
+  i64 left_;  // of this panel
 };
 
-// The 16 rows' values in the low and the high half of each lane.
-__m512i in_both_halves(__m512i values) {
-  return _mm512_or_si512(_mm512_and_si512(values, _mm512_set1_epi32(0xFFFF)),
-                         _mm512_slli_epi32(values, 16));
-}
+// By 5-bit index: a permute of 16-bit lanes reads five bits, and the fifth belongs to the next
+// code, so that a table of codes stands twice.
+struct alignas(64) Table {
+  std::uint16_t values[32];
+};
 
-// A permute of 16-bit lanes reads five bits of its index, and the fifth belongs to the next code:
-// the table stands twice.
-__m512i code_table(const std::uint16_t (&magnitudes)[8]) {
-  alignas(64) std::uint16_t values[32];
-  for (int i = 0; i < 32; ++i) {
-    values[i] = static_cast<std::uint16_t>(magnitudes[i % 8] | ((i & 8) != 0 ? 0x8000U : 0U));
+constexpr Table code_table(const std::uint16_t (&magnitudes)[8]) {
+  Table table{};
+  for (unsigned i = 0; i < 32; ++i) {
+    // Code -0 is +0: no sum, which starts from +0, has another bit for it.
+    const bool negative = (i & 8U) != 0U && i % 8U != 0U;
+    table.values[i] = static_cast<std::uint16_t>(magnitudes[i % 8U] | (negative ? 0x8000U : 0U));
   }
-  return _mm512_load_si512(values);
+  return table;
 }
 
-constexpr int kMagnitude = 0x7FFF;
+// Weights are decoded by a subtraction: the table holds them at a scale above all that count, and
+// the distance from there, in units of the exponent's last place, is taken off. Saturation keeps
+// zero zero, and under a negative code the sign bit stays since the distance is less than what is
+// beneath it.
 
-// mxfp4: a power of two is added to the exponents of all codes but the zeros.
+// mxfp4: the table is that of 2^125, E8M0 byte 252; E2M1 itself is in bf16 from 0x3F00 on.
 struct Mxfp4Decode {
   static constexpr Panel16Element kElement = Panel16Element::kMxfp4;
-  // bf16(E2M1)
-  static constexpr std::uint16_t kMagnitudes[8] = {
-      0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0};
+  static constexpr Table kTable =
+      code_table({0x0000, 0x7D80, 0x7E00, 0x7E40, 0x7E80, 0x7EC0, 0x7F00, 0x7F40});
 
-  static __m512i scale(__m512i codes) {
-    return in_both_halves(_mm512_slli_epi32(_mm512_sub_epi32(codes, _mm512_set1_epi32(127)), 7));
+  struct Scale {
+    __m512i distance;
+  };
+
+  static Scale scale(__m512i bytes) {
+    return {_mm512_sub_epi16(_mm512_set1_epi16(kMostScale << 7), _mm512_slli_epi16(bytes, 7))};
   }
 
-  static __m512i weights(__m512i values, __m512i scale) {
-    const __mmask32 nonzero = _mm512_test_epi16_mask(values, _mm512_set1_epi16(kMagnitude));
-    return _mm512_mask_add_epi16(values, nonzero, values, scale);
+  static __m512i weights(__m512i values, const Scale& scale) {
+    return _mm512_subs_epu16(values, scale.distance);
   }
 
-  static bool folds(__m512i least) {
-    return _mm512_cmplt_epi32_mask(least, _mm512_set1_epi32(kLeastFoldedScale)) == 0;
-  }
+  // Bytes above the most wrap around to distances beyond that of the least.
+  static constexpr int kMostScale = 252;
+  static constexpr int kMostDistance = (kMostScale - kLeastFoldedScale) << 7;
 };
 
-// nvfp4: the product of two f16, exact with room below (the least is 2^-10), its bits moved to
-// where bf16 has them. A stored E5M3 byte in f16's place reads 2^-5 of its value; the table has
-// 2^5.
+// nvfp4: a weight is scale * 2^k or scale * 1.5 * 2^k, and the bits of a bf16 scale * 1.5 are
+// those of the scale and a difference that its mantissa alone decides. The table has ones in the
+// mantissa of the codes with 1.5, of which the row's difference is kept.
 struct Nvfp4Decode {
   static constexpr Panel16Element kElement = Panel16Element::kNvfp4;
-  // f16(32 * E2M1)
-  static constexpr std::uint16_t kMagnitudes[8] = {
-      0x0000, 0x4C00, 0x5000, 0x5200, 0x5400, 0x5600, 0x5800, 0x5A00};
+  // The table's 1.0 has a stored E5M3 scale of 248, which is 2^21.
+  static constexpr Table kTable = code_table({0x0000,
+                                              147 << 7,
+                                              148 << 7,
+                                              (148 << 7) + 0x7F,
+                                              149 << 7,
+                                              (149 << 7) + 0x7F,
+                                              150 << 7,
+                                              (150 << 7) + 0x7F});
 
-  static __m512i scale(__m512i codes) { return in_both_halves(_mm512_slli_epi32(codes, 7)); }
+  struct Scale {
+    __m512i distance;
+    __m512i kept;
+  };
 
-  static __m512i weights(__m512i values, __m512i scale) {
-    const __m512i products =
-        _mm512_castph_si512(_mm512_mul_ph(_mm512_castsi512_ph(values), _mm512_castsi512_ph(scale)));
-    const __mmask32 nonzero = _mm512_test_epi16_mask(products, _mm512_set1_epi16(kMagnitude));
-    const __m512i moved = _mm512_and_si512(_mm512_srai_epi16(products, 3),
-                                           _mm512_set1_epi16(static_cast<short>(0x8FFF)));
-    return _mm512_mask_add_epi16(moved, nonzero, moved, _mm512_set1_epi16((127 - 15) << 7));
+  static Scale scale(__m512i bytes) {
+    const __mmask32 nonzero = _mm512_test_epi16_mask(bytes, bytes);
+    return {_mm512_sub_epi16(_mm512_set1_epi16(248 << 4), _mm512_slli_epi16(bytes, 4)),
+            _mm512_maskz_permutexvar_epi16(nonzero, bytes, _mm512_load_si512(&kKept))};
   }
 
-  static bool folds(__m512i /*least*/) { return true; }
+  static __m512i weights(__m512i values, const Scale& scale) {
+    return _mm512_subs_epu16(_mm512_and_si512(values, scale.kept), scale.distance);
+  }
+
+  static constexpr int kMostDistance = 0;
+
+ private:
+  static constexpr Table kept_table() {
+    Table table{};
+    for (int i = 0; i < 32; ++i) {
+      const int eighths = i % 8;
+      const int more = eighths < 3 ? 64 + 8 * eighths : 96 - 4 * eighths;
+      table.values[i] = static_cast<std::uint16_t>(0xFF80 + more);
+    }
+    return table;
+  }
+
+  static const Table kKept;
 };
 
-// Walks the lines of a panel of codes and decodes four at a time.
-template <typename Decode>
+constexpr Table Nvfp4Decode::kKept = Nvfp4Decode::kept_table();
+
+// Row r's byte to the low bytes of both halves of lane r; zero elsewhere.
+__m512i in_both_halves(const std::byte* bytes) {
+  struct alignas(64) Places {
+    std::uint8_t values[64];
+  };
+
+  static constexpr Places kPlaces = [] {
+    Places out{};
+    for (unsigned i = 0; i < 64; ++i) {
+      out.values[i] = static_cast<std::uint8_t>(i % 2U != 0U ? 0x80U : i / 4U);
+    }
+    return out;
+  }();
+  const __m128i rows = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(rows), _mm512_load_si512(&kPlaces));
+}
+
+// Walks the lines of panels of codes and decodes four at a time. kWhole: every tile is whole and
+// begins with a scale group.
+template <typename Decode, bool kWhole>
 class CodeStream {
  public:
-  CodeStream(const std::byte* panel, const Panel16Shape& shape)
-      : line_(panel),
-        step_(device::panel16_first_step(shape)),
-        end_(step_ + device::panel16_num_steps(shape)),
-        table_(code_table(Decode::kMagnitudes)) {
-    const i64 in_block = step_ % kBlockSteps;
-    if (in_block != 0) {
-      scales_ = line_ + in_block / kGroupSteps * device::kPanel16Rows;
-      line_ += kPanel16LineBytes;
-      read_scale();
-    }
+  explicit CodeStream(const DotCall& call)
+      : line_(call.panels),
+        stream_(call, stream_block_bytes(*call.shape)),
+        first_(device::panel16_first_step(*call.shape)),
+        end_(first_ + device::panel16_num_steps(*call.shape)),
+        table_(_mm512_load_si512(&Decode::kTable)) {
+    begin_panel();
   }
 
   const std::byte* next_tile(std::byte* room) {
+    auto* rows = reinterpret_cast<__m512i*>(room);
     for (i64 i = 0; i < kTileSteps; ++i, ++step_) {
-      auto* rows = reinterpret_cast<__m512i*>(room + i * 4 * kTileRowBytes);
-      if (step_ >= end_) {
+      if (!kWhole && step_ >= end_) {
         for (i64 pair = 0; pair < 4; ++pair) {
-          _mm512_store_si512(rows + pair, _mm512_setzero_si512());
+          _mm512_store_si512(rows + 4 * i + pair, _mm512_setzero_si512());
         }
         continue;
       }
-      advance_scale();
-      prefetch_ahead(line_);
-      const __m512i words = _mm512_loadu_si512(line_);
-      line_ += kPanel16LineBytes;
-      store_pair(words, rows);
-      store_pair(_mm512_srli_epi16(words, 4), rows + 1);
-      store_pair(_mm512_srli_epi16(words, 8), rows + 2);
-      store_pair(_mm512_srli_epi16(words, 12), rows + 3);
+      if ((!kWhole || i % kBlockSteps == 0) && step_ % kBlockSteps == 0) {
+        begin_block();
+      }
+      if (kWhole ? i % kGroupSteps == 0 : step_ % kGroupSteps == 0) {
+        read_scale();
+      }
+      store_step(rows + 4 * i);
+    }
+    if (step_ >= end_) {
+      end_panel();
+      begin_panel();
     }
     return room;
   }
 
-  /// That all weights of the panel were bf16 with room below.
-  [[nodiscard]] bool folds() const { return Decode::folds(least_); }
+  /// A bit for each panel with weights that bf16 does not hold with room below.
+  [[nodiscard]] u64 unfolded() const { return unfolded_; }
 
  private:
   static constexpr i64 kGroupSteps =
       device::panel16_own_group_cols(Decode::kElement) / kPanel16StepCols;
   static constexpr i64 kBlockSteps = device::kPanel16BlockGroups * kGroupSteps;
 
-  void advance_scale() {
-    if (step_ % kBlockSteps == 0) {
-      scales_ = line_;
-      prefetch_ahead(line_);
-      line_ += kPanel16LineBytes;
-      read_scale();
-    } else if (step_ % kGroupSteps == 0) {
-      scales_ += device::kPanel16Rows;
-      read_scale();
+  void begin_panel() {
+    step_ = first_;
+    if (kWhole || step_ % kBlockSteps == 0) {
+      return;
     }
+    begin_block();
+    scales_ += step_ % kBlockSteps / kGroupSteps * device::kPanel16Rows;
+    read_scale();
+  }
+
+  void end_panel() {
+    if constexpr (Decode::kMostDistance != 0) {
+      const __mmask32 beyond =
+          _mm512_cmpgt_epu16_mask(most_, _mm512_set1_epi16(Decode::kMostDistance));
+      unfolded_ |= static_cast<u64>(beyond != 0) << panel_;
+      most_ = _mm512_setzero_si512();
+    }
+    ++panel_;
+  }
+
+  void begin_block() {
+    scales_ = line_;
+    ahead_ = stream_.from(line_);
+    prefetch(line_, ahead_);
+    line_ += kPanel16LineBytes;
   }
 
   void read_scale() {
-    const __m512i codes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(scales_)));
-    least_ = _mm512_min_epi32(least_, codes);
-    scale_ = Decode::scale(codes);
+    scale_ = Decode::scale(in_both_halves(scales_));
+    scales_ += device::kPanel16Rows;
+    if constexpr (Decode::kMostDistance != 0) {
+      most_ = _mm512_max_epu16(most_, scale_.distance);
+    }
+  }
+
+  void store_step(__m512i* rows) {
+    prefetch(line_, ahead_);
+    const __m512i words = _mm512_loadu_si512(line_);
+    line_ += kPanel16LineBytes;
+    store_pair(words, rows);
+    store_pair(_mm512_srli_epi16(words, 4), rows + 1);
+    store_pair(_mm512_srli_epi16(words, 8), rows + 2);
+    store_pair(_mm512_srli_epi16(words, 12), rows + 3);
   }
 
   void store_pair(__m512i codes, __m512i* row) const {
@@ -283,78 +361,109 @@ class CodeStream {
 
   const std::byte* line_;
   const std::byte* scales_ = nullptr;
-  i64 step_;
+  CallStream stream_;
+  Ahead ahead_;
+  i64 first_;
+  i64 step_ = 0;
   i64 end_;
+  i64 panel_ = 0;
+  u64 unfolded_ = 0;
   __m512i table_;
-  __m512i scale_ = _mm512_setzero_si512();
-  __m512i least_ = _mm512_set1_epi32(255);
+  typename Decode::Scale scale_ = {};
+  __m512i most_ = _mm512_setzero_si512();
 };
 
-// False where the panel's weights do not fold; its sums are then to be computed otherwise.
+// Panels one after the other, the first tile of one decoded beside the last products of another.
+// Returns a bit for each panel whose sums are to be computed otherwise. A function of its own for
+// every number of tiles, which scripts/check_instructions looks at.
+//
+// A load of a tile waits for stores still on their way to L1, and not only for those to its own
+// addresses (README, 8). So weights are decoded one tile ahead, into a ring no larger than that
+// takes, and tokens are loaded in front of the stores of the next tile.
 template <typename Stream, int kTiles>
-bool dot_tiles(const std::byte* panel, const DotCall& call, const TokenTiles& tokens, float* sums) {
-  alignas(64) std::byte ring[kRing * kTileBytes];
-  const std::byte* tiles[kRing];
+[[gnu::noinline]] u64 dot_tiles(const DotCall& call, const TokenTiles& tokens) {
+  alignas(64) std::byte ring[2][kTileBytes];
   const i64 stride = call.operand_row_bytes;
+  const i64 row_tile = tokens.rows * stride;
   const i64 count = device::ceil_div(device::panel16_num_steps(*call.shape), kTileSteps);
+  const i64 total = count * call.num_panels;
+  Stream stream(call);
+  float* sums = call.sums;
+  i64 column = 0;
+  const std::byte* ready = nullptr;
   zero_all_sums<kTiles>();
-  Stream stream(panel, *call.shape);
-  for (i64 tile = 0; tile < count + kAhead; ++tile) {
-    if (tile < count) {
-      tiles[tile % kRing] = stream.next_tile(ring + tile % kRing * kTileBytes);
+  for (i64 tile = 0; tile <= total; ++tile) {
+    const std::byte* x = call.operand + column * kTileRowBytes;
+    load_tile<kLastTokens>(x + (kTiles - 1) * row_tile, stride);
+    const std::byte* next = tile < total ? stream.next_tile(ring[tile % 2]) : nullptr;
+    if (tile > 0) {
+      multiply<kTiles>(ready, x, stride, row_tile);
+      ++column;
     }
-    if (tile >= kAhead) {
-      const i64 ready = tile - kAhead;
-      multiply<kTiles>(
-          tiles[ready % kRing], call.operand + ready * kTileRowBytes, stride, tokens.rows * stride);
+    ready = next;
+    if (column == count) {
+      column = 0;
+      store_all_sums<kTiles>(sums, tokens.rows);
+      zero_all_sums<kTiles>();
+      sums += call.num_tokens * kPanelRows;
     }
   }
-  store_all_sums<kTiles>(sums, tokens.rows);
-  return stream.folds();
+  return stream.unfolded();
 }
 
 template <typename Stream>
-bool dot_panel(const std::byte* panel, const DotCall& call, const TokenTiles& tokens, float* sums) {
+u64 dot_panels(const DotCall& call, const TokenTiles& tokens) {
   switch (tokens.count) {
     case 1:
-      return dot_tiles<Stream, 1>(panel, call, tokens, sums);
+      return dot_tiles<Stream, 1>(call, tokens);
     case 2:
-      return dot_tiles<Stream, 2>(panel, call, tokens, sums);
+      return dot_tiles<Stream, 2>(call, tokens);
     case 3:
-      return dot_tiles<Stream, 3>(panel, call, tokens, sums);
+      return dot_tiles<Stream, 3>(call, tokens);
     default:
-      return dot_tiles<Stream, 4>(panel, call, tokens, sums);
+      return dot_tiles<Stream, 4>(call, tokens);
   }
 }
 
-// Group by group, one token after the other.
-void dot_unfolded(const std::byte* panel, const DotCall& call, float* sums) {
+// One panel, group by group, one token after the other.
+void dot_unfolded(const DotCall& call, i64 panel) {
   for (i64 token = 0; token < call.num_tokens; ++token) {
     DotCall alone = call;
-    alone.panels = panel;
+    alone.panels = call.panels + panel * device::panel16_panel_bytes(*call.shape);
     alone.num_panels = 1;
     alone.operand = call.operand + token * call.operand_row_bytes;
     alone.num_tokens = 1;
-    alone.sums = sums + token * kPanelRows;
+    alone.sums = call.sums + (panel * call.num_tokens + token) * kPanelRows;
     kAvx512Body.dot(alone);
   }
 }
 
 template <typename Stream>
 void dot_folded(const DotCall& call) {
-  const Panel16Element element = call.shape->element;
-  const bool own_groups =
-      device::panel16_group_cols(*call.shape) == device::panel16_own_group_cols(element);
   const TokenTiles tokens(call.num_tokens);
   configure(call.num_tokens, tokens);
-  const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
-  for (i64 panel = 0; panel < call.num_panels; ++panel) {
-    const std::byte* bytes = call.panels + panel * panel_bytes;
-    float* sums = call.sums + panel * call.num_tokens * kPanelRows;
-    if (!own_groups || !dot_panel<Stream>(bytes, call, tokens, sums)) {
-      dot_unfolded(bytes, call, sums);
+  const u64 unfolded = dot_panels<Stream>(call, tokens);
+  for (i64 panel = 0; unfolded != 0 && panel < call.num_panels; ++panel) {
+    if ((unfolded >> panel & 1U) != 0U) {
+      dot_unfolded(call, panel);
     }
   }
+}
+
+template <typename Decode>
+void dot_codes(const DotCall& call) {
+  if (device::panel16_group_cols(*call.shape) != device::panel16_own_group_cols(Decode::kElement)) {
+    for (i64 panel = 0; panel < call.num_panels; ++panel) {
+      dot_unfolded(call, panel);
+    }
+    return;
+  }
+  const i64 first = device::panel16_first_step(*call.shape);
+  const i64 steps = device::panel16_num_steps(*call.shape);
+  if (first % kTileSteps == 0 && steps % kTileSteps == 0) {
+    return dot_folded<CodeStream<Decode, true>>(call);
+  }
+  return dot_folded<CodeStream<Decode, false>>(call);
 }
 
 void dot_amx(const DotCall& call) {
@@ -362,9 +471,9 @@ void dot_amx(const DotCall& call) {
     case Panel16Element::kBf16:
       return dot_folded<Bf16Stream>(call);
     case Panel16Element::kNvfp4:
-      return dot_folded<CodeStream<Nvfp4Decode>>(call);
+      return dot_codes<Nvfp4Decode>(call);
     case Panel16Element::kMxfp4:
-      return dot_folded<CodeStream<Mxfp4Decode>>(call);
+      return dot_codes<Mxfp4Decode>(call);
     default:
       return;  // kAmxBody.wide_scales serves these
   }

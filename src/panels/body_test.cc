@@ -28,7 +28,10 @@ constexpr int64_t kNumPanels = 2;
 /// Two panels of random weights, written through the index maps, and rows of activations.
 class DotCase {
  public:
-  DotCase(const Panel16Shape& shape, int64_t num_tokens, std::uint32_t least_e8m0 = 120)
+  DotCase(const Panel16Shape& shape,
+          int64_t num_tokens,
+          std::uint32_t least_e8m0 = 120,
+          int x_exponent = 0)
       : shape_(shape), tokens_(num_tokens), least_e8m0_(least_e8m0) {
     panels_.resize(static_cast<std::size_t>(kNumPanels * device::panel16_panel_bytes(shape)));
     values_.resize(static_cast<std::size_t>(kNumPanels * kPanelRows * shape.cols));
@@ -38,7 +41,7 @@ class DotCase {
     x_.resize(static_cast<std::size_t>(num_tokens * shape.cols));
     for (float& value : x_) {
       const auto unit = static_cast<float>(draw(4001)) / 2000.0F - 1.0F;
-      value = device::bf16_round(std::ldexp(unit, static_cast<int>(draw(6)) - 3));
+      value = device::bf16_round(std::ldexp(unit, static_cast<int>(draw(6)) - 3 + x_exponent));
     }
   }
 
@@ -127,7 +130,7 @@ class DotCase {
   double store_scale(std::byte* at, double* zero) {
     switch (shape_.element) {
       case Panel16Element::kNvfp4: {
-        const std::uint32_t code = 1U + draw(0x77);
+        const std::uint32_t code = draw(0x78);
         *at = static_cast<std::byte>(device::e5m3_from_e4m3(code));
         return static_cast<double>(device::e4m3_to_f32(code));
       }
@@ -256,15 +259,18 @@ TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
   EXPECT_GE(judged, 4000);  // the portable body alone: 15 shapes, 1 to 4 tokens, 32 rows
 }
 
-// Scales so small that code * scale, or its product with an operand, leaves bf16 or f32 where the
-// group's sum does not: on both sides of what the AMX body folds, and the least that there are.
-TEST(Bodies, SmallScalesCountInFull) {
+// Scales so small or large that code * scale, or its product with an operand, leaves bf16 or f32
+// where the group's sum does not: on both sides of what the AMX body folds, and the extremes that
+// there are.
+TEST(Bodies, ExtremeScalesCountInFull) {
   int64_t judged = 0;
   for (const auto& [name, body] : testable()) {
-    for (const std::uint32_t least : {0U, 52U, 57U, 63U}) {
+    for (const std::uint32_t least : {0U, 52U, 57U, 63U, 241U, 243U}) {
       const int64_t most = std::min(body->max_tokens, int64_t{20});
-      const DotCase dots(
-          {Panel16Element::kMxfp4, kPanelRows * kNumPanels, 360, 1, 16, 0}, most, least);
+      const DotCase dots({Panel16Element::kMxfp4, kPanelRows * kNumPanels, 360, 1, 16, 0},
+                         most,
+                         least,
+                         least < 127U ? 0 : -20);
       const std::vector<float> sums = dots.dot(*body, 0, most);
       for (int64_t i = 0; i < kNumPanels * most * kPanelRows; ++i) {
         const int64_t row = i / (most * kPanelRows) * kPanelRows + i % kPanelRows;
@@ -277,7 +283,7 @@ TEST(Bodies, SmallScalesCountInFull) {
       }
     }
   }
-  EXPECT_GE(judged, 4 * 4 * kNumPanels * kPanelRows);
+  EXPECT_GE(judged, 6 * 4 * kNumPanels * kPanelRows);
 }
 
 // Elements far apart in one scale group: what a small one adds must not drown where the weights of
