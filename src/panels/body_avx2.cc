@@ -378,28 +378,31 @@ void dot_digit_panel(const std::byte* panel,
   for (int token = 0; token < kTokens; ++token) {
     total.at[token][0] = total.at[token][1] = _mm256_setzero_ps();
   }
-  i64 step = device::panel16_first_step(shape);
-  const i64 end = step + device::panel16_num_steps(shape);
-  i64 in_block = step % block_steps;
-  while (step < end) {
+  i64 in_block = device::panel16_first_step(shape) % block_steps;
+  i64 left = device::panel16_num_steps(shape);
+  while (left > 0) {
     const std::byte* scales = panel + in_block / group_steps * device::kPanel16Rows;
     prefetch_ahead(panel);
     panel += kPanel16LineBytes;
-    const i64 block_end = step + block_steps - in_block;
-    const i64 last = block_end < end ? block_end : end;
+    i64 left_in_block = block_steps - in_block < left ? block_steps - in_block : left;
+    i64 in_group = in_block % group_steps;
     in_block = 0;
-    while (step < last) {
+    left -= left_in_block;
+    while (left_in_block > 0) {
       Run run{{x, kOwnSteps, kTokens}, panel, scales};
-      if (group_steps == kOwnSteps && step % kOwnSteps == 0 && last - step >= kOwnSteps) {
+      if (group_steps == kOwnSteps && in_group == 0 && left_in_block >= kOwnSteps) {
         add_run<kElement, kTokens, kOwnSteps>(tables, run, total);
+        scales += device::kPanel16Rows;
       } else {
-        run.operands.steps = run_steps(step, last, group_steps);
+        run.operands.steps = run_steps(in_group, left_in_block, group_steps);
         add_run<kElement, kTokens, 0>(tables, run, total);
+        in_group += run.operands.steps;
+        scales += in_group == group_steps ? device::kPanel16Rows : 0;
+        in_group = in_group == group_steps ? 0 : in_group;
       }
-      step += run.operands.steps;
-      scales += step % group_steps == 0 ? device::kPanel16Rows : 0;
       panel += run.operands.steps * kPanel16LineBytes;
       x += run.operands.steps * kDigitStepBytes * kTokens;
+      left_in_block -= run.operands.steps;
     }
   }
 #pragma GCC unroll 4

@@ -53,11 +53,10 @@ constexpr bool has_digits(device::Panel16Element element) {
   return element == device::Panel16Element::kNvfp4 || element == device::Panel16Element::kMxfp4;
 }
 
-/// Steps of the run that begins at `step` and ends before `end`, both counted from the first scale
-/// group.
-constexpr device::i64 run_steps(device::i64 step, device::i64 end, device::i64 group_steps) {
-  device::i64 steps = group_steps - step % group_steps;
-  steps = steps < end - step ? steps : end - step;
+/// Steps of the run that begins `in_group` steps after its scale group does, `left` before the end.
+constexpr device::i64 run_steps(device::i64 in_group, device::i64 left, device::i64 group_steps) {
+  device::i64 steps = group_steps - in_group;
+  steps = steps < left ? steps : left;
   return steps < kRunSteps ? steps : kRunSteps;
 }
 
@@ -125,7 +124,7 @@ inline bool plain_run_values(
 }
 
 /// The f32 of a run, bf16 values, to its digits in place.
-inline void plain_run_to_digits(std::byte* run, device::i64 steps) {
+[[gnu::noinline]] inline void plain_run_to_digits(std::byte* run, device::i64 steps) {
   constexpr device::i64 kStepCols = device::kPanel16StepCols;
   float x[kRunSteps * kStepCols];
   std::memcpy(x, run, static_cast<std::size_t>(steps * kDigitStepBytes));
@@ -210,12 +209,13 @@ constexpr int code_shift(device::i64 col) {
 template <typename Convert>
 void convert_runs(const device::Panel16Shape& shape, std::byte* row, Convert convert) {
   const device::i64 group_steps = device::panel16_group_cols(shape) / device::kPanel16StepCols;
-  const device::i64 first = device::panel16_first_step(shape);
-  const device::i64 end = first + device::panel16_num_steps(shape);
-  for (device::i64 step = first; step < end;) {
-    const device::i64 steps = run_steps(step, end, group_steps);
-    convert(row + (step - first) * kDigitStepBytes, steps);
-    step += steps;
+  device::i64 in_group = device::panel16_first_step(shape) % group_steps;
+  for (device::i64 left = device::panel16_num_steps(shape); left > 0;) {
+    const device::i64 steps = run_steps(in_group, left, group_steps);
+    convert(row, steps);
+    row += steps * kDigitStepBytes;
+    left -= steps;
+    in_group = in_group + steps == group_steps ? 0 : in_group + steps;
   }
 }
 
