@@ -211,9 +211,15 @@ std::optional<int> threads_from_cpu_max(std::string_view cpu_max) {
   return static_cast<int>(std::clamp<std::int64_t>(quota / period, 1, 1 << 16));
 }
 
+bool avx_vnni_from_cpuid(const CpuidWords& words) noexcept {
+  return isa_from_cpuid(words) >= CpuIsa::kAvx2 && has(words.leaf7_1_eax, 4);
+}
+
 CpuInfo detect_cpu() noexcept {
   CpuInfo info;
-  info.isa = isa_from_cpuid(read_cpuid_words());
+  const CpuidWords words = read_cpuid_words();
+  info.isa = isa_from_cpuid(words);
+  info.avx_vnni = avx_vnni_from_cpuid(words);
   if (info.isa == CpuIsa::kAmx && !may_use_tiles()) {
     info.isa = CpuIsa::kAvx512;
   }

@@ -28,6 +28,7 @@ struct CpuInfo {
   // Two 512-bit multiply-adds start in a cycle, a BF16 dot product in two: Intel's cores (measured
   // on Emerald Rapids, panels/README.md 6). AMD's start one of either.
   bool dots_at_half_rate = false;
+  bool avx_vnni = false;  // dot products of bytes without AVX-512: Alder Lake, Zen 5 and later
 };
 
 /// Asks the processor and the operating system. An ISA counts only when both the instructions
@@ -51,5 +52,8 @@ struct CpuidWords {
 };
 
 [[nodiscard]] CpuIsa isa_from_cpuid(const CpuidWords& words) noexcept;
+
+/// AVX-VNNI beside AVX2.
+[[nodiscard]] bool avx_vnni_from_cpuid(const CpuidWords& words) noexcept;
 
 }  // namespace moekit::base

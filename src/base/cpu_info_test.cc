@@ -53,6 +53,17 @@ TEST(CpuInfo, TilesNeedInstructionsAndState) {
   EXPECT_EQ(isa_from_cpuid(no_bf16), CpuIsa::kAvx2);
 }
 
+TEST(CpuInfo, AvxVnniStandsBesideAvx2) {
+  EXPECT_FALSE(avx_vnni_from_cpuid(zen4()));
+  CpuidWords alder_lake = zen4();
+  alder_lake.leaf7_ebx = 1U << 5;
+  alder_lake.leaf7_1_eax = 1U << 4;
+  EXPECT_EQ(isa_from_cpuid(alder_lake), CpuIsa::kAvx2);
+  EXPECT_TRUE(avx_vnni_from_cpuid(alder_lake));
+  alder_lake.xcr0 = 0x3;  // the system saves no ymm
+  EXPECT_FALSE(avx_vnni_from_cpuid(alder_lake));
+}
+
 TEST(CpuInfo, IsaNeedsTheOperatingSystem) {
   CpuidWords no_zmm = zen4();
   no_zmm.xcr0 = 0x7;

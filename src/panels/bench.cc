@@ -38,8 +38,18 @@ void load_tile(const Body& body,
   }
 }
 
+bool runs_here(const Body& body) {
+  const base::CpuInfo cpu = base::detect_cpu();
+#if defined(__x86_64__)
+  if (&body == &kAvx2VnniBody && !cpu.avx_vnni) {
+    return false;
+  }
+#endif
+  return static_cast<int>(body.isa) <= static_cast<int>(cpu.isa);
+}
+
 void dot_in_cache(benchmark::State& state, const Body& body, device::Panel16Element element) {
-  if (static_cast<int>(body.isa) > static_cast<int>(base::detect_cpu().isa)) {
+  if (!runs_here(body)) {
     state.SkipWithError("this processor or system lacks the instruction set");
     return;
   }
@@ -123,6 +133,7 @@ void register_dots() {
          NamedBody{"portable", body_for(Isa::kPortable)},
 #if defined(__x86_64__)
              NamedBody{"avx512_fma", kAvx512FmaBody}, NamedBody{"amx", kAmxBody},
+             NamedBody{"avx2_vnni", kAvx2VnniBody},
 #endif
              NamedBody{"avx2", body_for(Isa::kAvx2)}, NamedBody {
            "avx512", body_for(Isa::kAvx512)

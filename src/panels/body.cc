@@ -25,9 +25,12 @@ const Body& body_for(Isa isa) noexcept {
 
 const Body& running_body(Isa isa) noexcept {
 #if defined(__x86_64__)
-  static const bool prefers_fma = base::detect_cpu().dots_at_half_rate;
-  if (isa == Isa::kAvx512 && prefers_fma) {
+  static const base::CpuInfo cpu = base::detect_cpu();
+  if (isa == Isa::kAvx512 && cpu.dots_at_half_rate) {
     return kAvx512FmaBody;
+  }
+  if (isa == Isa::kAvx2 && cpu.avx_vnni) {
+    return kAvx2VnniBody;
   }
 #endif
   return body_for(isa);

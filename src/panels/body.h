@@ -153,6 +153,7 @@ inline constexpr std::int64_t kMostOperandBytes = 4;
 
 extern const Body kPortableBody;
 extern const Body kAvx2Body;    // only where the compiler targets x86-64
+extern const Body kAvx2VnniBody;
 extern const Body kAvx512Body;  // only where the compiler targets x86-64
 extern const Body kAvx512FmaBody;
 extern const Body kAmxBody;  // only where the compiler targets x86-64

@@ -198,7 +198,7 @@ struct Totals {
 template <int kTokens>
 constexpr int kPassTokens = kTokens < 2 ? 1 : 2;
 
-// 16-bit sums of a run, one vector a digit.
+// Sums of a run, one vector a digit.
 template <int kTokens>
 struct RunSums {
   __m256i at[kTokens][Avx2::kParts][kNumDigits];
@@ -221,22 +221,67 @@ struct DigitTables {
   return value;
 }
 
+// sum += products of four bytes of each lane, in AVX-VNNI's own encoding: an instruction, since
+// this file is compiled for processors without it.
+[[gnu::always_inline]] inline void add_digits(__m256i& sum, __m256i codes, __m256i digits) {
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(digits));
+}
+
 [[gnu::always_inline]] inline __m256i broadcast_digits(const std::byte* bytes) {
   int digits;
   std::memcpy(&digits, bytes, sizeof(digits));
   return _mm256_set1_epi32(digits);
 }
 
+// How products of codes and digits become a digit's sum: 16-bit sums of pairs, which a run fits.
+struct PairProducts {
+  static __m256i begin(__m256i codes, __m256i digits) {
+    return _mm256_maddubs_epi16(codes, digits);
+  }
+
+  static __m256i add(__m256i sum, __m256i codes, __m256i digits) {
+    return in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, digits)));
+  }
+
+  // 128^digit times the sums of each row.
+  static __m256i weighted(__m256i sum, int digit) {
+    return _mm256_madd_epi16(sum, _mm256_set1_epi16(static_cast<short>(1 << 7 * digit)));
+  }
+};
+
+// 32-bit sums where the processor has AVX-VNNI: one instruction for four. The sums are exact, so
+// every bit is that of PairProducts.
+struct DotProducts {
+  static __m256i begin(__m256i codes, __m256i digits) {
+    return add(_mm256_setzero_si256(), codes, digits);
+  }
+
+  static __m256i add(__m256i sum, __m256i codes, __m256i digits) {
+    add_digits(sum, codes, digits);
+    return sum;
+  }
+
+  static __m256i weighted(__m256i sum, int digit) { return _mm256_slli_epi32(sum, 7 * digit); }
+};
+
+template <typename ProductsOf, Panel16Element kElementOf, int kTokensOf>
+struct Form {
+  using Products = ProductsOf;
+  static constexpr Panel16Element kElement = kElementOf;
+  static constexpr int kTokens = kTokensOf;  // of a tile
+};
+
 // One run of one panel.
 struct Run {
   RunOperands operands;
   const std::byte* lines;
   const std::byte* scales;  // of its group
+  Ahead ahead;
 };
 
 // sums (+)= a line's products for tokens [first, first + kCount). Loops over arrays that are to be
 // registers unroll by pragma, since compilers weigh their size first.
-template <int kCount, bool kBegins>
+template <typename Products, int kCount, bool kBegins>
 [[gnu::always_inline]] inline void add_line(
     const DigitTables& tables, const Run& run, i64 step, int first, RunSums<kCount>& sums) {
   Codes codes[Avx2::kParts];
@@ -257,51 +302,55 @@ template <int kCount, bool kBegins>
 #pragma GCC unroll 2
     for (int part = 0; part < Avx2::kParts; ++part) {
       __m256i& sum = sums.at[token][part][digit];
-      const __m256i products = _mm256_maddubs_epi16(codes[part].low, low);
-      sum = kBegins ? products : _mm256_add_epi16(sum, products);
-      sum = in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[part].high, high)));
+      sum = kBegins ? Products::begin(codes[part].low, low)
+                    : Products::add(sum, codes[part].low, low);
+      sum = Products::add(sum, codes[part].high, high);
     }
   }
 }
 
 // The row sums of one part and token: exact in 32 bits, rounded once.
+template <typename Products>
 [[gnu::always_inline]] inline __m256 row_sums(const __m256i (&digits)[kNumDigits],
                                               const Run& run,
                                               int token) {
   const std::byte* header = run.operands.piece(0, kNumDigits, token);
   __m256i sum = broadcast_digits(header + 4);
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[0], _mm256_set1_epi16(1)));
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[1], _mm256_set1_epi16(128)));
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[2], _mm256_set1_epi16(128 * 128)));
+#pragma GCC unroll 3
+  for (int digit = 0; digit < kNumDigits; ++digit) {
+    sum = _mm256_add_epi32(sum, Products::weighted(digits[digit], digit));
+  }
   const __m256 unit = _mm256_broadcast_ss(reinterpret_cast<const float*>(header));
   return _mm256_mul_ps(_mm256_cvtepi32_ps(sum), unit);
 }
 
 // total += the run for tokens [first, first + kCount).
-template <Panel16Element kElement, int kTokens, int kCount, int kSteps>
+template <typename RunForm, int kCount, int kSteps>
 [[gnu::always_inline]] inline void add_tokens(const DigitTables& tables,
                                               const Run& run,
                                               int first,
-                                              Totals<kTokens>& total) {
+                                              Totals<RunForm::kTokens>& total) {
+  using Products = typename RunForm::Products;
   RunSums<kCount> sums;
-  add_line<kCount, true>(tables, run, 0, first, sums);
+  add_line<Products, kCount, true>(tables, run, 0, first, sums);
   if constexpr (kSteps > 0) {
 #pragma GCC unroll 3
     for (i64 step = 1; step < kSteps; ++step) {
-      add_line<kCount, false>(tables, run, step, first, sums);
+      add_line<Products, kCount, false>(tables, run, step, first, sums);
     }
   } else {
     for (i64 step = 1; step < run.operands.steps; ++step) {
-      add_line<kCount, false>(tables, run, step, first, sums);
+      add_line<Products, kCount, false>(tables, run, step, first, sums);
     }
   }
 #pragma GCC unroll 2
   for (int part = 0; part < Avx2::kParts; ++part) {
-    const __m256 scale = scale_of_rows<kElement>(run.scales + part * 8);
+    const __m256 scale = scale_of_rows<RunForm::kElement>(run.scales + part * 8);
 #pragma GCC unroll 2
     for (int token = 0; token < kCount; ++token) {
       __m256& rows = total.at[first + token][part];
-      rows = _mm256_fmadd_ps(row_sums(sums.at[token][part], run, first + token), scale, rows);
+      rows = _mm256_fmadd_ps(
+          row_sums<Products>(sums.at[token][part], run, first + token), scale, rows);
     }
   }
 }
@@ -329,21 +378,22 @@ template <Panel16Element kElement, int kTokens, int kCount, int kSteps>
 }
 
 // total += the run. kSteps: its steps, or 0 where they are not a constant.
-template <Panel16Element kElement, int kTokens, int kSteps>
+template <typename RunForm, int kSteps>
 [[gnu::always_inline]] inline void add_run(const DigitTables& tables,
                                            const Run& run,
-                                           Totals<kTokens>& total) {
+                                           Totals<RunForm::kTokens>& total) {
+  constexpr int kTokens = RunForm::kTokens;
   constexpr int kPass = kPassTokens<kTokens>;
 #pragma GCC unroll 4
   for (i64 step = 0; step < (kSteps > 0 ? kSteps : run.operands.steps); ++step) {
-    prefetch_ahead(run.lines + step * kPanel16LineBytes);
+    prefetch(run.lines + step * kPanel16LineBytes, run.ahead);
   }
 #pragma GCC unroll 2
   for (int first = 0; first + kPass <= kTokens; first += kPass) {
-    add_tokens<kElement, kTokens, kPass, kSteps>(tables, run, first, total);
+    add_tokens<RunForm, kPass, kSteps>(tables, run, first, total);
   }
   if constexpr (kTokens % kPass != 0) {
-    add_tokens<kElement, kTokens, 1, kSteps>(tables, run, kTokens - 1, total);
+    add_tokens<RunForm, 1, kSteps>(tables, run, kTokens - 1, total);
   }
 #pragma GCC unroll 4
   for (int token = 0; token < kTokens; ++token) {
@@ -354,20 +404,23 @@ template <Panel16Element kElement, int kTokens, int kSteps>
       sum_rest(run, token, sums);
 #pragma GCC unroll 2
       for (int part = 0; part < Avx2::kParts; ++part) {
-        total.at[token][part] = _mm256_fmadd_ps(_mm256_loadu_ps(sums + part * 8),
-                                                scale_of_rows<kElement>(run.scales + part * 8),
-                                                total.at[token][part]);
+        total.at[token][part] =
+            _mm256_fmadd_ps(_mm256_loadu_ps(sums + part * 8),
+                            scale_of_rows<RunForm::kElement>(run.scales + part * 8),
+                            total.at[token][part]);
       }
     }
   }
 }
 
-template <Panel16Element kElement, int kTokens>
+template <typename RunForm>
 void dot_digit_panel(const std::byte* panel,
                      const Panel16Shape& shape,
+                     const CallStream& stream,
                      const std::byte* x,
                      float* sums) {
-  constexpr i64 kOwnSteps = device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+  constexpr int kTokens = RunForm::kTokens;
+  constexpr i64 kOwnSteps = device::panel16_own_group_cols(RunForm::kElement) / kPanel16StepCols;
   const DigitTables tables{in_order(_mm256_broadcastsi128_si256(
                                _mm_load_si128(reinterpret_cast<const __m128i*>(kDigitWeights)))),
                            in_order(_mm256_set1_epi8(0x0F))};
@@ -382,20 +435,21 @@ void dot_digit_panel(const std::byte* panel,
   i64 left = device::panel16_num_steps(shape);
   while (left > 0) {
     const std::byte* scales = panel + in_block / group_steps * device::kPanel16Rows;
-    prefetch_ahead(panel);
+    const Ahead ahead = stream.from(panel);
+    prefetch(panel, ahead);
     panel += kPanel16LineBytes;
     i64 left_in_block = block_steps - in_block < left ? block_steps - in_block : left;
     i64 in_group = in_block % group_steps;
     in_block = 0;
     left -= left_in_block;
     while (left_in_block > 0) {
-      Run run{{x, kOwnSteps, kTokens}, panel, scales};
+      Run run{{x, kOwnSteps, kTokens}, panel, scales, ahead};
       if (group_steps == kOwnSteps && in_group == 0 && left_in_block >= kOwnSteps) {
-        add_run<kElement, kTokens, kOwnSteps>(tables, run, total);
+        add_run<RunForm, kOwnSteps>(tables, run, total);
         scales += device::kPanel16Rows;
       } else {
         run.operands.steps = run_steps(in_group, left_in_block, group_steps);
-        add_run<kElement, kTokens, 0>(tables, run, total);
+        add_run<RunForm, 0>(tables, run, total);
         in_group += run.operands.steps;
         scales += in_group == group_steps ? device::kPanel16Rows : 0;
         in_group = in_group == group_steps ? 0 : in_group;
@@ -412,34 +466,38 @@ void dot_digit_panel(const std::byte* panel,
   }
 }
 
-template <Panel16Element kElement, int kTokens>
+template <typename RunForm>
 void dot_digit_panels(const DotCall& call) {
   const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
+  const CallStream stream(call, stream_block_bytes(*call.shape));
   for (i64 panel = 0; panel < call.num_panels; ++panel) {
-    dot_digit_panel<kElement, kTokens>(call.panels + panel * panel_bytes,
-                                       *call.shape,
-                                       call.operand,
-                                       call.sums + panel * kTokens * kPanelRows);
+    dot_digit_panel<RunForm>(call.panels + panel * panel_bytes,
+                             *call.shape,
+                             stream,
+                             call.operand,
+                             call.sums + panel * RunForm::kTokens * kPanelRows);
   }
 }
 
-template <Panel16Element kElement, int... kTokens>
+template <typename Products, Panel16Element kElement, int... kTokens>
 void dot_digit_tokens(const DotCall& call,
                       std::integer_sequence<int, kTokens...> /*tokens less one*/) {
   using Function = void (*)(const DotCall&);
-  static constexpr Function kByTokens[] = {dot_digit_panels<kElement, kTokens + 1>...};
+  static constexpr Function kByTokens[] = {
+      dot_digit_panels<Form<Products, kElement, kTokens + 1>>...};
   kByTokens[call.num_tokens - 1](call);
 }
 
+template <typename Products>
 void dot_avx2(const DotCall& call) {
   constexpr auto kTokens = std::make_integer_sequence<int, Avx2::kMaxTokens>();
   switch (call.shape->element) {
     case Panel16Element::kBf16:
       return dot_tokens<Avx2, Panel16Element::kBf16>(call, kTokens);
     case Panel16Element::kNvfp4:
-      return dot_digit_tokens<Panel16Element::kNvfp4>(call, kTokens);
+      return dot_digit_tokens<Products, Panel16Element::kNvfp4>(call, kTokens);
     case Panel16Element::kMxfp4:
-      return dot_digit_tokens<Panel16Element::kMxfp4>(call, kTokens);
+      return dot_digit_tokens<Products, Panel16Element::kMxfp4>(call, kTokens);
     case Panel16Element::kInt4:
       return dot_tokens<Avx2, Panel16Element::kInt4>(call, kTokens);
     case Panel16Element::kE4m3:
@@ -455,13 +513,14 @@ LoadedRow load_operand_avx2(const OperandRow& row, const Panel16Shape& shape, st
   return loaded;
 }
 
+template <typename Products>
 constexpr Body make_avx2_body() {
   return {Isa::kAvx2,
           static_cast<i64>(sizeof(float)),
           Avx2::kMaxTokens,
           load_operand_avx2,
           interleave<float>,
-          dot_avx2,
+          dot_avx2<Products>,
           activate,
           scale,
           weighted_sum,
@@ -470,6 +529,7 @@ constexpr Body make_avx2_body() {
 
 }  // namespace
 
-constinit const Body kAvx2Body = make_avx2_body();
+constinit const Body kAvx2Body = make_avx2_body<PairProducts>();
+constinit const Body kAvx2VnniBody = make_avx2_body<DotProducts>();
 
 }  // namespace moekit::panels

@@ -219,6 +219,9 @@ std::vector<NamedBody> testable() {
   if (base::detect_cpu().isa >= base::CpuIsa::kAvx512) {
     bodies.push_back({"avx512 fma", &kAvx512FmaBody});
   }
+  if (base::detect_cpu().avx_vnni) {
+    bodies.push_back({"avx2 vnni", &kAvx2VnniBody});
+  }
 #endif
   return bodies;
 }
@@ -257,6 +260,25 @@ TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
     }
   }
   EXPECT_GE(judged, 4000);  // the portable body alone: 15 shapes, 1 to 4 tokens, 32 rows
+}
+
+// Exact sums: what adds them in 16 bits and what adds them in 32 differ in no bit.
+TEST(Bodies, BothFormsOfAvx2HaveTheSameBits) {
+#if defined(__x86_64__)
+  if (!base::detect_cpu().avx_vnni) {
+    GTEST_SKIP() << "this processor lacks AVX-VNNI";
+  }
+  int64_t judged = 0;
+  for (const Panel16Shape& shape : kShapes) {
+    const DotCase dots(shape, kAvx2Body.max_tokens);
+    for (int64_t count = 1; count <= kAvx2Body.max_tokens; ++count, ++judged) {
+      EXPECT_EQ(dots.dot(kAvx2Body, 0, count), dots.dot(kAvx2VnniBody, 0, count));
+    }
+  }
+  EXPECT_GE(judged, 4 * 15);
+#else
+  GTEST_SKIP() << "bodies of x86-64";
+#endif
 }
 
 // Scales so small or large that code * scale, or its product with an operand, leaves bf16 or f32
