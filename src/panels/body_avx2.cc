@@ -228,7 +228,7 @@ struct DigitTables {
 }
 
 [[gnu::always_inline]] inline __m256i broadcast_digits(const std::byte* bytes) {
-  int digits;
+  int digits = 0;
   std::memcpy(&digits, bytes, sizeof(digits));
   return _mm256_set1_epi32(digits);
 }
@@ -286,7 +286,7 @@ template <typename Products, int kCount, bool kBegins>
     const DigitTables& tables, const Run& run, i64 step, int first, RunSums<kCount>& sums) {
   Codes codes[Avx2::kParts];
 #pragma GCC unroll 2
-  for (int part = 0; part < Avx2::kParts; ++part) {
+  for (i64 part = 0; part < Avx2::kParts; ++part) {
     const __m256i line = Avx2::load(run.lines + step * kPanel16LineBytes + part * 32);
     codes[part].low = _mm256_shuffle_epi8(tables.weights, _mm256_and_si256(line, tables.nibble));
     codes[part].high = _mm256_shuffle_epi8(
@@ -300,7 +300,7 @@ template <typename Products, int kCount, bool kBegins>
     const __m256i low = broadcast_digits(digits);
     const __m256i high = broadcast_digits(digits + 4);
 #pragma GCC unroll 2
-    for (int part = 0; part < Avx2::kParts; ++part) {
+    for (i64 part = 0; part < Avx2::kParts; ++part) {
       __m256i& sum = sums.at[token][part][digit];
       sum = kBegins ? Products::begin(codes[part].low, low)
                     : Products::add(sum, codes[part].low, low);
@@ -344,7 +344,7 @@ template <typename RunForm, int kCount, int kSteps>
     }
   }
 #pragma GCC unroll 2
-  for (int part = 0; part < Avx2::kParts; ++part) {
+  for (i64 part = 0; part < Avx2::kParts; ++part) {
     const __m256 scale = scale_of_rows<RunForm::kElement>(run.scales + part * 8);
 #pragma GCC unroll 2
     for (int token = 0; token < kCount; ++token) {
@@ -403,7 +403,7 @@ template <typename RunForm, int kSteps>
       float sums[kPanelRows];
       sum_rest(run, token, sums);
 #pragma GCC unroll 2
-      for (int part = 0; part < Avx2::kParts; ++part) {
+      for (i64 part = 0; part < Avx2::kParts; ++part) {
         total.at[token][part] =
             _mm256_fmadd_ps(_mm256_loadu_ps(sums + part * 8),
                             scale_of_rows<RunForm::kElement>(run.scales + part * 8),
@@ -461,8 +461,8 @@ void dot_digit_panel(const std::byte* panel,
   }
 #pragma GCC unroll 4
   for (int token = 0; token < kTokens; ++token) {
-    _mm256_storeu_ps(sums + token * kPanelRows, total.at[token][0]);
-    _mm256_storeu_ps(sums + token * kPanelRows + 8, total.at[token][1]);
+    _mm256_storeu_ps(sums + i64{token} * kPanelRows, total.at[token][0]);
+    _mm256_storeu_ps(sums + i64{token} * kPanelRows + 8, total.at[token][1]);
   }
 }
 

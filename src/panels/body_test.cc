@@ -305,7 +305,7 @@ TEST(Bodies, ExtremeScalesCountInFull) {
       }
     }
   }
-  EXPECT_GE(judged, 6 * 4 * kNumPanels * kPanelRows);
+  EXPECT_GE(judged, kNumPanels * kPanelRows * 6 * 4);
 }
 
 // Elements far apart in one scale group: what a small one adds must not drown where the weights of
@@ -330,7 +330,7 @@ TEST(Bodies, SmallOperandsBesideLargeOnesCountInFull) {
       }
     }
   }
-  EXPECT_GE(judged, 10 * 4 * kNumPanels * kPanelRows);
+  EXPECT_GE(judged, kNumPanels * kPanelRows * 10 * 4);
 }
 
 // Vectors or not, an activation is the same arithmetic: the bits of every body are the portable
