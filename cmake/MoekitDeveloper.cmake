@@ -27,13 +27,14 @@ function(moekit_test name label)
     return()
   endif()
   include(GoogleTest)
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+  gtest_discover_tests(${name} TEST_PREFIX "${MOEKIT_TEST_PREFIX}" DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
     PROPERTIES LABELS ${label} TIMEOUT 600)
 endfunction()
 
 function(moekit_layer_tests)
   foreach(layer IN LISTS MOEKIT_ALL_LAYER_NAMES)
     set(rest ${MOEKIT_${layer}_TESTS})
+    list(FILTER rest EXCLUDE REGEX "/emulated/")
     foreach(label IN LISTS MOEKIT_TEST_LABELS)
       set(labelled ${rest})
       list(FILTER labelled INCLUDE REGEX "_${label}_test\\.cc$")
@@ -46,6 +47,25 @@ function(moekit_layer_tests)
       moekit_test(moekit_${layer}_test unit ${rest})
     endif()
   endforeach()
+endfunction()
+
+# The tests of src/panels once more, over src/panels/emulated/: the AVX-512 and AMX bodies on every machine. The program
+# has its own definitions of what cpu_info.cc and body.cc define, so that the linker leaves these two in the archive.
+function(moekit_emulated_tests)
+  set(panels "${PROJECT_SOURCE_DIR}/src/panels")
+  set(sources ${MOEKIT_panels_TESTS})
+  list(FILTER sources INCLUDE REGEX "/(emulated/.*|body|expert_steps|layer_case)_test\\.cc$")
+  set(equipment ${sources})
+  list(FILTER equipment INCLUDE REGEX "/emulated/")
+  moekit_alone(${equipment} "${PROJECT_SOURCE_DIR}/src/base/cpu_info.cc" "${panels}/body.cc")
+  # Whatever the build: what an instruction does is computed lane by lane, and what a layer is judged by in double.
+  set_source_files_properties("${panels}/layer_case_test.cc" PROPERTIES COMPILE_OPTIONS "-O2")
+  set_source_files_properties("${panels}/emulated/avx512_test.cc" "${panels}/emulated/amx_test.cc"
+    PROPERTIES COMPILE_OPTIONS "-O3")
+  set_source_files_properties("${panels}/emulated/body_avx512_test.cc" "${panels}/emulated/body_amx_test.cc"
+    PROPERTIES COMPILE_OPTIONS "-O0;-Wno-psabi")
+  set(MOEKIT_TEST_PREFIX "emulated.")
+  moekit_test(moekit_panels_emulated_test unit ${sources})
 endfunction()
 
 # The shared library from the objects that are there anyway, for scripts/check_exports.
@@ -85,6 +105,7 @@ function(moekit_fuzzers)
 endfunction()
 
 moekit_layer_tests()
+moekit_emulated_tests()
 moekit_exports()
 if(MOEKIT_FUZZ)
   moekit_fuzzers()

@@ -2,7 +2,7 @@
 #pragma once
 
 // Test equipment: one random layer with every tensor a call can take, run through the public API on
-// a chosen ISA and thread count, and what a plain double computation makes of the same numbers.
+// a chosen body and thread count, and what a plain double computation makes of the same numbers.
 
 #include <cmath>
 #include <cstring>
@@ -17,9 +17,6 @@
 #include "device/numerics/bf16.h"
 
 namespace moekit::panels {
-
-/// ISAs that this machine can execute; prints once what it cannot.
-const std::vector<std::string>& testable_isas();
 
 class LayerCase {
  public:

@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/cpu_info.h"
+#include "panels/test_bodies.h"
 
 namespace moekit::panels {
 
@@ -76,22 +76,6 @@ Dot dot(const std::vector<double>& matrix, std::int64_t row, std::int64_t cols, 
 }
 
 }  // namespace
-
-const std::vector<std::string>& testable_isas() {
-  static const std::vector<std::string> isas = [] {
-    std::vector<std::string> names{"portable"};
-    const base::CpuIsa isa = base::detect_cpu().isa;
-    for (const auto& [needed, name] : {std::pair{base::CpuIsa::kAvx2, "avx2"},
-                                       std::pair{base::CpuIsa::kAvx512, "avx512"},
-                                       std::pair{base::CpuIsa::kAmx, "amx"}}) {
-      if (isa >= needed) {
-        names.emplace_back(name);
-      }
-    }
-    return names;
-  }();
-  return isas;
-}
 
 LayerCase::Matrix LayerCase::random_matrix(std::int64_t rows, std::int64_t cols) {
   const Format format = recipe_info(problem_.recipe).weights;
@@ -238,7 +222,7 @@ LayerCase::Output LayerCase::run(const std::string& isa,
                                  int threads,
                                  ExecutionFamily family,
                                  unsigned char poison) const {
-  auto device = device_from_name("cpu:" + isa);
+  auto device = device_from_name(select_body(isa));
   EXPECT_TRUE(device.has_value());
   device.value().num_threads = threads;
   PlanOverrides overrides;
