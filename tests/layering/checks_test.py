@@ -139,14 +139,15 @@ class BudgetsTest(unittest.TestCase):
             return self.budgets.Budgets(tree.root, tree.names).run().violations
 
     def test_each_budget_is_found(self):
-        planted = {
-            "file_lines": ("src/base/a.cc", "\n" * 801),
-            "function_lines": ("src/base/a.cc", "void f() {\n" + ";\n" * 80 + "}\n"),
-            "parameters": ("src/base/a.h", "int f(int a, int b, int c, int d, int e, int f, int g);\n"),
-            "template_parameters": ("src/base/a.h", "template <int A, int B, int C, int D>\nvoid f();\n"),
-            "family_lines": ("src/kernels/one/a.cc", None),
-        }
-        for kind, (path, text) in planted.items():
+        planted = [
+            ("file_lines", "src/base/a.cc", "\n" * 801),
+            ("file_lines", "src/kernels/one/README.md", "\n" * 151),
+            ("function_lines", "src/base/a.cc", "void f() {\n" + ";\n" * 80 + "}\n"),
+            ("parameters", "src/base/a.h", "int f(int a, int b, int c, int d, int e, int f, int g);\n"),
+            ("template_parameters", "src/base/a.h", "template <int A, int B, int C, int D>\nvoid f();\n"),
+            ("family_lines", "src/kernels/one/a.cc", None),
+        ]
+        for kind, path, text in planted:
             with self.subTest(kind=kind):
                 files = {path: text} if text else {f"src/kernels/one/{i}.cc": "\n" * 440 for i in range(6)}
                 found = self.violations(files)
