@@ -16,8 +16,14 @@
 namespace moekit::tests {
 namespace {
 
+// A sanitizer looks for errors of memory: even and uneven columns, one rank and several of both.
+#ifdef MOEKIT_SANITIZED
+constexpr std::int64_t kTpSizes[] = {1, 3, 16};
+constexpr std::int64_t kEpSizes[] = {1, 4};
+#else
 constexpr std::int64_t kTpSizes[] = {1, 2, 3, 4, 6, 8, 16};
 constexpr std::int64_t kEpSizes[] = {1, 2, 4, 8};
+#endif
 
 // Layers of public models with every extent scaled down, the widths so that 16 ranks get columns,
 // most of them unevenly and inside a scale group.
@@ -177,11 +183,15 @@ TEST(Shards, RanksSumToTheWholeLayer) {
       }
     }
   }
-  EXPECT_EQ(combinations, std::size(kLayers) * 7U * 4U);
-  EXPECT_EQ(tally.ranks, static_cast<int>(std::size(kLayers)) * 40 * 15);
-  EXPECT_GT(tally.inside_a_group, 500);
-  EXPECT_GT(tally.uneven, 500);
-  EXPECT_GE(tally.summed, 4 * 7 * 4);
+  const std::size_t sizes = std::size(kTpSizes) * std::size(kEpSizes);
+  const std::int64_t ranks =
+      std::accumulate(std::begin(kTpSizes), std::end(kTpSizes), std::int64_t{0}) *
+      std::accumulate(std::begin(kEpSizes), std::end(kEpSizes), std::int64_t{0});
+  EXPECT_EQ(combinations, std::size(kLayers) * sizes);
+  EXPECT_EQ(tally.ranks, std::ssize(kLayers) * ranks);
+  EXPECT_GT(tally.inside_a_group, ranks * 5 / 6);
+  EXPECT_GT(tally.uneven, ranks * 5 / 6);
+  EXPECT_GE(tally.summed, static_cast<int>(4 * sizes));
 }
 
 }  // namespace
