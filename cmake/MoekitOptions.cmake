@@ -25,19 +25,19 @@ target_compile_options(moekit_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Wold-style-cast>
   -ffp-contract=off
   $<$<BOOL:${MOEKIT_WERROR}>:-Werror>)
+if(CMAKE_UNITY_BUILD)
+  # g++ takes a source of a batch for a header, whose unnamed namespaces would be one too many.
+  target_compile_options(moekit_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+endif()
 if(MOEKIT_SANITIZE)
-  # Half the time of compiling file by file: what JSON and GoogleTest instantiate is instantiated once per batch. Names
-  # of one target's unnamed namespaces differ for it; sources that keep a name of their own stand apart (moekit_alone).
-  set(CMAKE_UNITY_BUILD ON)
-  set(CMAKE_UNITY_BUILD_BATCH_SIZE 5 CACHE STRING "Sources compiled together; 0: all of a target")
   target_compile_options(moekit_options INTERFACE
-    -fsanitize=${MOEKIT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all
-    # g++ takes a source of a batch for a header, whose unnamed namespaces would be one too many.
-    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+    -fsanitize=${MOEKIT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(moekit_options INTERFACE -fsanitize=${MOEKIT_SANITIZE})
 endif()
 
-# moekit_alone(SOURCES...): not compiled in one batch with others of their target.
+# moekit_alone(SOURCES...): not compiled in one batch with others of their target where a preset compiles in batches, at
+# half the time: what JSON and GoogleTest instantiate is instantiated once per batch. Names of one target's unnamed
+# namespaces differ for it; sources that keep a name of their own stand apart.
 function(moekit_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
