@@ -161,29 +161,6 @@ Result<std::vector<float>> read_floats(const TensorReader& tensors,
   return std::vector<float>(values, values + num_experts);
 }
 
-Result<const NamedTensor*> read_bias(const TensorReader& tensors,
-                                     const std::string& name,
-                                     std::int64_t num_experts,
-                                     std::int64_t rows) {
-  const NamedTensor* found = tensors.find(name);
-  if (found == nullptr) {
-    return found;
-  }
-  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* tensor, tensors.require(name));
-  const DType dtype = tensor->view.dtype;
-  if (dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBf16) {
-    return invalid_argument(cat("tensor ",
-                                printable(name),
-                                " has dtype ",
-                                dtype_name(dtype),
-                                ", expected f32, f16 or bf16"));
-  }
-  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias,
-                          tensors.require(name, dtype, {num_experts, rows}));
-  MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
-  return bias;
-}
-
 /// One projection with everything that belongs to it.
 struct Projection {
   BlockStack stack{};
@@ -205,7 +182,8 @@ Result<Projection> read_projection(const Checkpoint::State& state,
   MOEKIT_ASSIGN_OR_RETURN(projection.input_scales,
                           read_floats(tensors, cat(base, "input_scale"), experts));
   MOEKIT_ASSIGN_OR_RETURN(
-      projection.bias, read_bias(tensors, cat(base, "bias"), experts, projection.stack.first.rows));
+      projection.bias,
+      find_biases(tensors, cat(base, "bias"), experts, projection.stack.first.rows));
   return projection;
 }
 

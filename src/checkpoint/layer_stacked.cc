@@ -122,26 +122,6 @@ WeightMatrix select_rows(WeightMatrix matrix,
   return matrix;
 }
 
-Result<const NamedTensor*> find_bias(const TensorReader& tensors,
-                                     const std::string& name,
-                                     std::int64_t num_experts,
-                                     std::int64_t rows) {
-  const NamedTensor* found = tensors.find(name);
-  if (found == nullptr) {
-    return found;
-  }
-  const DType dtype = found->view.dtype;
-  if (!found->foreign_dtype.empty() ||
-      (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32)) {
-    return invalid_argument(
-        cat("tensor ", printable(name), " has dtype ", dtype_text(*found), ", expected a float"));
-  }
-  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias,
-                          tensors.require(name, dtype, {num_experts, rows}));
-  MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
-  return bias;
-}
-
 /// `count` elements of one expert's bias, every `step`-th from `first`.
 BiasView select_bias(const NamedTensor* tensor,
                      std::int64_t expert,
@@ -349,11 +329,12 @@ Result<LayerWeights> read_stacked_experts(const TensorReader& tensors,
   layer.intermediate_size = inner;
   MOEKIT_ASSIGN_OR_RETURN(
       const NamedTensor* gate_up_bias,
-      find_bias(
+      find_biases(
           tensors, cat(prefix, scheme->gate_up_bias), gate_up.num_experts, gate_up.first.rows));
   MOEKIT_ASSIGN_OR_RETURN(
       const NamedTensor* down_bias,
-      find_bias(tensors, cat(prefix, scheme->down_bias), gate_up.num_experts, gate_up.first.cols));
+      find_biases(
+          tensors, cat(prefix, scheme->down_bias), gate_up.num_experts, gate_up.first.cols));
   layer.gate_up_bias = gate_up_bias != nullptr;
   layer.down_bias = down_bias != nullptr;
   const RowSelection rows = select(scheme->row_order, inner);

@@ -133,6 +133,29 @@ Result<const NamedTensor*> TensorReader::require(std::string_view name,
   return tensor;
 }
 
+Result<const NamedTensor*> find_biases(const TensorReader& tensors,
+                                       const std::string& name,
+                                       std::int64_t num_experts,
+                                       std::int64_t rows) {
+  const NamedTensor* found = tensors.find(name);
+  if (found == nullptr) {
+    return found;
+  }
+  const DType dtype = found->view.dtype;
+  if (!found->foreign_dtype.empty() ||
+      (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32)) {
+    return invalid_argument(cat("tensor ",
+                                printable(name),
+                                " has dtype ",
+                                dtype_text(*found),
+                                ", expected f32, bf16 or f16"));
+  }
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias,
+                          tensors.require(name, dtype, {num_experts, rows}));
+  MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
+  return bias;
+}
+
 std::string_view dtype_text(const NamedTensor& tensor) {
   return tensor.foreign_dtype.empty() ? dtype_name(tensor.view.dtype)
                                       : std::string_view(tensor.foreign_dtype);

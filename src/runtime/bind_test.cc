@@ -137,15 +137,29 @@ TEST(Bind, NoTokensTouchesNothing) {
   EXPECT_TRUE(run(call.runtime, *binding).ok());
 }
 
-struct BadCall {
+template <typename AnyCall>
+struct Spoiled {
   std::string what;
-  std::function<void(Call&)> spoil;
+  std::function<void(AnyCall&)> spoil;
   std::string expected_text;
 };
 
+template <typename AnyCall>
+void expect_each_is_named(const std::vector<Spoiled<AnyCall>>& spoiled) {
+  for (const Spoiled<AnyCall>& bad : spoiled) {
+    AnyCall call;
+    bad.spoil(call);
+    const Result<Binding> binding = call.bound();
+    ASSERT_FALSE(binding.has_value()) << bad.what;
+    EXPECT_EQ(binding.status().code(), StatusCode::kInvalidArgument) << bad.what;
+    EXPECT_NE(binding.status().message().find(bad.expected_text), std::string_view::npos)
+        << bad.what << ": " << binding.status().to_string();
+  }
+}
+
 std::array<std::int32_t, 4> spoiled_map{0, 1, 2, 3};
 
-const std::vector<BadCall> kBadCalls = {
+const std::vector<Spoiled<Call>> kBadCalls = {
     {"hidden",
      [](Call& c) { c.arguments.x.shape[1] = 40; },
      "x has shape [3, 40], expected [3, 48]"},
@@ -244,15 +258,7 @@ const std::vector<BadCall> kBadCalls = {
 
 TEST(Bind, EveryMistakeIsNamedWithItsValues) {
   ASSERT_GE(kBadCalls.size(), 27U);
-  for (const BadCall& bad : kBadCalls) {
-    Call call;
-    bad.spoil(call);
-    const Result<Binding> binding = call.bound();
-    ASSERT_FALSE(binding.has_value()) << bad.what;
-    EXPECT_EQ(binding.status().code(), StatusCode::kInvalidArgument) << bad.what;
-    EXPECT_NE(binding.status().message().find(bad.expected_text), std::string_view::npos)
-        << bad.what << ": " << binding.status().to_string();
-  }
+  expect_each_is_named(kBadCalls);
 }
 
 // A layer that routes by token id with a scale per expert, ready to be spoiled.
@@ -282,13 +288,7 @@ struct RoutedCall : Call {
   std::array<std::int64_t, 6> token_ids{0, 1, 0, 1, 1, 1};
 };
 
-struct BadRoutedCall {
-  std::string what;
-  std::function<void(RoutedCall&)> spoil;
-  std::string expected_text;
-};
-
-const std::vector<BadRoutedCall> kBadRoutedCalls = {
+const std::vector<Spoiled<RoutedCall>> kBadRoutedCalls = {
     {"logits null", [](RoutedCall& c) { c.arguments.router_logits.data = nullptr; }, "is null"},
     {"logits dtype",
      [](RoutedCall& c) { c.arguments.router_logits.dtype = DType::kE4m3; },
@@ -350,15 +350,7 @@ const std::vector<BadRoutedCall> kBadRoutedCalls = {
 
 TEST(Bind, EveryMistakeOfARoutedCallIsNamed) {
   ASSERT_GE(kBadRoutedCalls.size(), 17U);
-  for (const BadRoutedCall& bad : kBadRoutedCalls) {
-    RoutedCall call;
-    bad.spoil(call);
-    const Result<Binding> binding = call.bound();
-    ASSERT_FALSE(binding.has_value()) << bad.what;
-    EXPECT_EQ(binding.status().code(), StatusCode::kInvalidArgument) << bad.what;
-    EXPECT_NE(binding.status().message().find(bad.expected_text), std::string_view::npos)
-        << bad.what << ": " << binding.status().to_string();
-  }
+  expect_each_is_named(kBadRoutedCalls);
   // Token ids may stand apart; the call itself is good.
   RoutedCall good;
   const Result<Binding> binding = good.bound();
