@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
-Problem small_problem() {
+Problem allocating_problem() {
   Problem problem;
   problem.num_tokens = 5;
   problem.num_experts = 4;
@@ -55,7 +55,7 @@ std::int64_t exhaust(const std::string& name, StatusCode expected, const Call& c
 }
 
 TEST(Exhaustion, EveryPublicCallSaysOutOfMemoryAndLives) {
-  const Problem problem = small_problem();
+  const Problem problem = allocating_problem();
   const TestLayer layer(problem);
   const Plan plan = *make_plan(problem, host_cpu());
   const PackedExperts experts = *prepare(plan, layer.source);
