@@ -132,7 +132,7 @@ void register_dots() {
   for (const auto& [name, body] : {
          NamedBody{"portable", body_for(Isa::kPortable)},
 #if defined(__x86_64__)
-             NamedBody{"avx512_fma", kAvx512FmaBody}, NamedBody{"amx", kAmxBody},
+             NamedBody{"avx512_digits", kAvx512DigitBody}, NamedBody{"amx", kAmxBody},
              NamedBody{"avx2_vnni", kAvx2VnniBody},
 #endif
              NamedBody{"avx2", body_for(Isa::kAvx2)}, NamedBody {

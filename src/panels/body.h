@@ -11,6 +11,7 @@
 
 #include "moekit/device.h"
 #include "moekit/dtype.h"
+#include "moekit/plan.h"
 #include "moekit/recipe.h"
 
 #include "device/layout/panel16.h"
@@ -143,6 +144,8 @@ struct Body {
   void (*finish)() = nullptr;
   /// The body of elements with f32 scales; null: this one.
   const Body* wide_scales = nullptr;
+  /// The body of 4-bit codes; null: this one.
+  const Body* codes = nullptr;
   /// What reading and decoding a panel costs, in tokens' dot products.
   std::int64_t panel_cost = 2;
 };
@@ -152,23 +155,26 @@ struct Body {
 inline constexpr std::int64_t kMostOperandBytes = 4;
 
 extern const Body kPortableBody;
-extern const Body kAvx2Body;    // only where the compiler targets x86-64
+extern const Body kAvx2Body;  // only where the compiler targets x86-64
 extern const Body kAvx2VnniBody;
 extern const Body kAvx512Body;  // only where the compiler targets x86-64
-extern const Body kAvx512FmaBody;
-extern const Body kAmxBody;  // only where the compiler targets x86-64
+extern const Body kAvx512DigitBody;
+extern const Body kAmxBody;        // only where the compiler targets x86-64
+extern const Body kAmxDirectBody;  // only where the compiler targets x86-64
 
 /// What plans count with; tiles are the same for every body of an ISA.
 [[nodiscard]] const Body& body_for(Isa isa) noexcept;
 
-/// What this processor runs plans of `isa` with.
-[[nodiscard]] const Body& running_body(Isa isa) noexcept;
+/// What this processor runs plans of `isa` with in an execution family.
+[[nodiscard]] const Body& running_body(Isa isa, ExecutionFamily family) noexcept;
 
 /// The body that serves panels of `element` where a step names `body`.
 [[nodiscard]] inline const Body& body_of(const Body& body,
                                          device::Panel16Element element) noexcept {
-  return body.wide_scales != nullptr && device::panel16_has_wide_scales(element) ? *body.wide_scales
-                                                                                 : body;
+  const Body* own = device::panel16_has_wide_scales(element)       ? body.wide_scales
+                    : device::panel16_own_group_cols(element) != 0 ? body.codes
+                                                                   : nullptr;
+  return own != nullptr ? *own : body;
 }
 
 }  // namespace moekit::panels

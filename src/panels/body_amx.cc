@@ -479,20 +479,27 @@ void dot_amx(const DotCall& call) {
   }
 }
 
+constexpr Body make_amx_body(const Body* codes) {
+  return {Isa::kAmx,
+          2,
+          kMostTokens,
+          load_operand_row,
+          nullptr,
+          dot_amx,
+          activate,
+          scale,
+          weighted_sum,
+          round_to_bf16,
+          finish,
+          &kAvx512DigitBody,
+          codes,
+          48};
+}
+
 }  // namespace
 
-constinit const Body kAmxBody = {Isa::kAmx,
-                                 2,
-                                 kMostTokens,
-                                 load_operand_row,
-                                 nullptr,
-                                 dot_amx,
-                                 activate,
-                                 scale,
-                                 weighted_sum,
-                                 round_to_bf16,
-                                 finish,
-                                 &kAvx512FmaBody,
-                                 48};
+constinit const Body kAmxBody = make_amx_body(nullptr);
+// One and two tokens an expert: decoding to bf16 costs more than digits' products.
+constinit const Body kAmxDirectBody = make_amx_body(&kAvx512DigitBody);
 
 }  // namespace moekit::panels

@@ -2,19 +2,23 @@
 
 // AVX-512 with BF16. A line holds the 8 codes of 16 rows, one row a 32-bit lane, even columns in
 // the low half and odd columns in the high half: a 16-bit shift by 4j and one 16-bit permute of a
-// table give the bf16 pair of columns 2j and 2j + 1 in every lane. Two bodies multiply it:
+// table give the bf16 pair of columns 2j and 2j + 1 in every lane. Two bodies:
 //
-//   operands bf16   vdpbf16ps by a broadcast pair. Per 128 codes 1 load, 3 shifts, 4 permutes; 4
-//                   dot products a token.
-//   operands f32    the odd and then the even column as f32, one multiply-add each: 8 more to
-//                   decode, 8 a token. Where two wide multiply-adds start in a cycle and a dot
-//                   product in two, this is twice the rate (README, 6); the order of additions is
-//                   that of the dot product.
+//   dots     operands bf16, vdpbf16ps by a broadcast pair. Per 128 codes 1 load, 3 shifts, 4
+//            permutes; 4 dot products a token.
+//   digits   nvfp4 and mxfp4 codes times operands in digits (digits_avx512.h); other elements times
+//            f32, the odd and then the even column, one multiply-add each. Where two wide
+//            multiply-adds start in a cycle and a dot product in two, this is the faster one
+//            (README, 6).
 
 #include <bit>
 
 #include "panels/body_loops.h"
+#include "panels/digits_avx512.h"
 #include "panels/instructions_avx512.h"
+#if !defined(MOEKIT_EMULATED_INSTRUCTIONS)
+#include "panels/operand_digits_avx2.h"
+#endif
 
 namespace moekit::panels {
 
@@ -123,16 +127,7 @@ struct Avx512 {
 
   template <Panel16Element kElement>
   static Scale scale(const std::byte* bytes, i64 /*part*/) {
-    const __m512i codes =
-        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
-    if constexpr (kElement == Panel16Element::kNvfp4) {
-      return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(codes, 20)),
-                           _mm512_set1_ps(0x1p117F));
-    } else {
-      // Code 0 is 2^-127, the f32 subnormal 0x00400000; every other code is above it.
-      return _mm512_castsi512_ps(
-          _mm512_max_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(0x00400000)));
-    }
+    return code_scales<kElement>(bytes);
   }
 
   struct NoZeroPoints {};
@@ -243,9 +238,50 @@ struct Avx512 {
   }
 };
 
+LoadedRow load_digits(const OperandRow& row, const Panel16Shape& shape, std::byte* operand) {
+  const LoadedRow loaded = load_operand<float>(row, shape, operand);
+  if (has_digits(shape.element)) {
+#if defined(MOEKIT_EMULATED_INSTRUCTIONS)
+    plain_row_to_digits(shape, operand);
+#else
+    row_to_digits(shape, operand);
+#endif
+  }
+  return loaded;
+}
+
+void dot_digits(const DotCall& call) {
+  constexpr auto kTokens = std::make_integer_sequence<int, Avx512<float>::kMaxTokens>();
+  switch (call.shape->element) {
+    case Panel16Element::kNvfp4:
+      return dot_digit_tokens<Panel16Element::kNvfp4>(call, kTokens);
+    case Panel16Element::kMxfp4:
+      return dot_digit_tokens<Panel16Element::kMxfp4>(call, kTokens);
+    case Panel16Element::kBf16:
+      return dot_tokens<Avx512<float>, Panel16Element::kBf16>(call, kTokens);
+    case Panel16Element::kInt4:
+      return dot_tokens<Avx512<float>, Panel16Element::kInt4>(call, kTokens);
+    case Panel16Element::kE4m3:
+      return dot_tokens<Avx512<float>, Panel16Element::kE4m3>(call, kTokens);
+  }
+}
+
+constexpr Body make_digit_body() {
+  return {Isa::kAvx512,
+          sizeof(float),
+          Avx512<float>::kMaxTokens,
+          load_digits,
+          interleave<float>,
+          dot_digits,
+          activate,
+          scale,
+          weighted_sum,
+          round_to_bf16};
+}
+
 }  // namespace
 
 constinit const Body kAvx512Body = make_body<Avx512<std::uint16_t>>(Isa::kAvx512);
-constinit const Body kAvx512FmaBody = make_body<Avx512<float>>(Isa::kAvx512);
+constinit const Body kAvx512DigitBody = make_digit_body();
 
 }  // namespace moekit::panels

@@ -51,7 +51,7 @@ using device::u32;
 /// lines are on their way while a thread computes, to the first-level cache so that they are there
 /// (README, 8).
 constexpr i64 kFarBytes = 16384;
-constexpr i64 kNearBytes = 1024;
+constexpr i64 kNearBytes = 2048;
 
 /// From a line to those that are asked for when it is read.
 struct Ahead {

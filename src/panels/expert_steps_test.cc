@@ -145,30 +145,41 @@ TEST(ExpertSteps, EveryIoDtypeSharedOrderScalingAndWeightPlace) {
   EXPECT_GE(judged, 200000);
 }
 
+// The body of AMX serves grouped calls alone where weights are 4-bit codes.
+bool families_share_bits(const std::string& isa, Recipe recipe) {
+  const Format weights = recipe_info(recipe).weights;
+  return !isa.starts_with("amx") || (weights != Format::kNvfp4 && weights != Format::kMxfp4);
+}
+
 TEST(ExpertSteps, SameBitsForEveryThreadCountFamilyPoisonAndTile) {
   int compared = 0;
   for (const std::string& isa : testable_isas()) {
     for (const Recipe recipe : kEveryRecipe) {
       LayerCase layer(small_problem(recipe), 33);
-      const LayerCase::Output first = layer.run(isa, 1, ExecutionFamily::kDirect, 0xFF);
-      for (const int threads : {1, 2, 3, 4}) {
-        for (const ExecutionFamily family : kBothFamilies) {
+      std::vector<float> of_family[2];
+      for (const ExecutionFamily family : kBothFamilies) {
+        const LayerCase::Output first = layer.run(isa, 1, family, 0xFF);
+        of_family[family == ExecutionFamily::kDirect ? 0 : 1] = first.out;
+        for (const int threads : {1, 2, 3, 4}) {
           const LayerCase::Output other = layer.run(isa, threads, family, 0x7F);
           ASSERT_EQ(first.out, other.out) << isa << ' ' << threads;
           ++compared;
         }
-      }
-      // A token alone gives the bits that it gives among others: no tile changes an order.
-      for (const std::int64_t token : {0, 17, 32}) {
-        LayerCase alone(small_problem(recipe), 33);
-        for (std::size_t route = 0; route < alone.ids.size(); ++route) {
-          const bool its = static_cast<std::int64_t>(route) / 3 == token;
-          alone.ids[route] = its ? alone.ids[route] : -1;
+        // A token alone gives the bits that it gives among others: no tile changes an order.
+        for (const std::int64_t token : {0, 17, 32}) {
+          LayerCase alone(small_problem(recipe), 33);
+          for (std::size_t route = 0; route < alone.ids.size(); ++route) {
+            const bool its = static_cast<std::int64_t>(route) / 3 == token;
+            alone.ids[route] = its ? alone.ids[route] : -1;
+          }
+          const LayerCase::Output output = alone.run(isa, 2, family);
+          const auto at = token * 136;
+          ASSERT_TRUE(std::equal(
+              output.out.begin() + at, output.out.begin() + at + 136, first.out.begin() + at));
         }
-        const LayerCase::Output output = alone.run(isa, 2, ExecutionFamily::kGrouped);
-        const auto at = token * 136;
-        ASSERT_TRUE(std::equal(
-            output.out.begin() + at, output.out.begin() + at + 136, first.out.begin() + at));
+      }
+      if (families_share_bits(isa, recipe)) {
+        ASSERT_EQ(of_family[0], of_family[1]) << isa;
       }
     }
   }
@@ -315,7 +326,7 @@ TEST(ExpertSteps, RoutingStepGivesTheBitsOfRoutingFirst) {
   separate.ids.assign(ids.begin(), ids.end());
   for (const std::string& isa : testable_isas()) {
     EXPECT_EQ(joined.run(isa, 2, ExecutionFamily::kGrouped).out,
-              separate.run(isa, 1, ExecutionFamily::kDirect).out);
+              separate.run(isa, 1, ExecutionFamily::kGrouped).out);
   }
 }
 

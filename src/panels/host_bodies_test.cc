@@ -32,7 +32,7 @@ const std::vector<NamedBody>& bodies_under_test() {
     }
 #if defined(__x86_64__)
     if (has(Isa::kAvx512)) {
-      all.push_back({"avx512 fma", &kAvx512FmaBody});
+      all.push_back({"avx512 digits", &kAvx512DigitBody});
     }
     if (base::detect_cpu().avx_vnni) {
       all.push_back({"avx2 vnni", &kAvx2VnniBody});

@@ -6,6 +6,7 @@
 
 #if !defined(MOEKIT_EMULATED_INSTRUCTIONS)
 
+#include <cstddef>
 #include <cstdint>
 #include <immintrin.h>
 
@@ -26,6 +27,17 @@ inline void add_dots(__m512& sum, __m512i weights, const std::uint16_t* x) {
   __asm__("vdpbf16ps %2%{1to16%}, %1, %0"
           : "+v"(sum)
           : "v"(weights), "m"(*reinterpret_cast<const Pair*>(x)));
+}
+
+// sum += the bytes of `weights`, unsigned, times the four signed ones at x.
+inline void add_digits(__m512i& sum, __m512i weights, const std::byte* x) {
+  struct Digits {
+    std::byte values[4];
+  };
+
+  __asm__("vpdpbusd %2%{1to16%}, %1, %0"
+          : "+v"(sum)
+          : "v"(weights), "m"(*reinterpret_cast<const Digits*>(x)));
 }
 
 // sum += weights * x[0], for the same reason.

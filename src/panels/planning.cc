@@ -26,29 +26,44 @@ std::string tile_name(const plan::FamilyContext& context) {
   return cat("m", body.max_tokens, "n", kPanelRows);
 }
 
-// One function per (step, ISA): a step's body is a plain function pointer.
-template <Isa kIsa>
+// One function per (step, ISA, family): a step's body is a plain function pointer.
+template <Isa kIsa, ExecutionFamily kFamily>
 void gate_up(const CpuCall& call, base::ThreadPool& pool) {
-  gate_up_step(call, pool, running_body(kIsa));
+  gate_up_step(call, pool, running_body(kIsa, kFamily));
 }
 
-template <Isa kIsa>
+template <Isa kIsa, ExecutionFamily kFamily>
 void down(const CpuCall& call, base::ThreadPool& pool) {
-  down_step(call, pool, running_body(kIsa));
+  down_step(call, pool, running_body(kIsa, kFamily));
 }
+
+struct StepKernels {
+  CpuKernel gate_up;
+  CpuKernel down;
+};
 
 struct IsaKernels {
   Isa isa;
-  CpuKernel gate_up;
-  CpuKernel down;
+  StepKernels direct;
+  StepKernels grouped;
   StepStatus status;
 };
 
+template <Isa kIsa>
+constexpr IsaKernels kernels_on(StepStatus status) {
+  constexpr auto kDirect = ExecutionFamily::kDirect;
+  constexpr auto kGrouped = ExecutionFamily::kGrouped;
+  return {kIsa,
+          {gate_up<kIsa, kDirect>, down<kIsa, kDirect>},
+          {gate_up<kIsa, kGrouped>, down<kIsa, kGrouped>},
+          status};
+}
+
 constexpr IsaKernels kIsaKernels[] = {
-    {Isa::kPortable, gate_up<Isa::kPortable>, down<Isa::kPortable>, StepStatus::kMeasured},
-    {Isa::kAvx2, gate_up<Isa::kAvx2>, down<Isa::kAvx2>, StepStatus::kMeasured},
-    {Isa::kAvx512, gate_up<Isa::kAvx512>, down<Isa::kAvx512>, StepStatus::kCompiled},
-    {Isa::kAmx, gate_up<Isa::kAmx>, down<Isa::kAmx>, StepStatus::kCompiled},
+    kernels_on<Isa::kPortable>(StepStatus::kMeasured),
+    kernels_on<Isa::kAvx2>(StepStatus::kMeasured),
+    kernels_on<Isa::kAvx512>(StepStatus::kCompiled),
+    kernels_on<Isa::kAmx>(StepStatus::kCompiled),
 };
 
 const IsaKernels& kernels_of(Isa isa) {
@@ -127,7 +142,9 @@ std::vector<Step> lower_cpu(const plan::FamilyContext& context, std::string_view
   return steps;
 }
 
-CpuKernel cpu_kernel(const Step& step, std::string_view family) noexcept {
+CpuKernel cpu_kernel(const Step& step,
+                     std::string_view family,
+                     ExecutionFamily execution) noexcept {
   std::string_view name = step.kernel;
   if (!take(name, family) || !take(name, ".")) {
     return nullptr;
@@ -141,7 +158,9 @@ CpuKernel cpu_kernel(const Step& step, std::string_view family) noexcept {
   for (const IsaKernels& kernels : kIsaKernels) {
     std::string_view rest = name;
     if (take(rest, ".") && rest == isa_name(kernels.isa)) {
-      return is_gate_up ? kernels.gate_up : kernels.down;
+      const StepKernels& steps =
+          execution == ExecutionFamily::kDirect ? kernels.direct : kernels.grouped;
+      return is_gate_up ? steps.gate_up : steps.down;
     }
   }
   return nullptr;

@@ -19,6 +19,8 @@ namespace moekit::panels {
                                           std::string_view family);
 
 /// The body that a step of `family` names; null when the name is none of lower_cpu's.
-[[nodiscard]] plan::CpuKernel cpu_kernel(const Step& step, std::string_view family) noexcept;
+[[nodiscard]] plan::CpuKernel cpu_kernel(const Step& step,
+                                         std::string_view family,
+                                         ExecutionFamily execution) noexcept;
 
 }  // namespace moekit::panels

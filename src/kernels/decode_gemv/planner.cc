@@ -65,7 +65,7 @@ std::vector<Step> lower(const plan::FamilyContext& context, std::int64_t, std::i
 }
 
 plan::CpuKernel cpu_kernel(const Step& step) {
-  return panels::cpu_kernel(step, kName);
+  return panels::cpu_kernel(step, kName, ExecutionFamily::kDirect);
 }
 
 }  // namespace

@@ -10,7 +10,8 @@
 #include "panels/emulated/test_amx.h"
 
 #define kAvx512Body kEmulatedAvx512Body
-#define kAvx512FmaBody kEmulatedAvx512FmaBody
+#define kAvx512DigitBody kEmulatedAvx512DigitBody
 #define kAmxBody kEmulatedAmxBody
+#define kAmxDirectBody kEmulatedAmxDirectBody
 
 #include "panels/body_amx.cc"

@@ -11,6 +11,6 @@
 #include "panels/emulated/test_avx512.h"
 
 #define kAvx512Body kEmulatedAvx512Body
-#define kAvx512FmaBody kEmulatedAvx512FmaBody
+#define kAvx512DigitBody kEmulatedAvx512DigitBody
 
 #include "panels/body_avx512.cc"

@@ -359,7 +359,7 @@ TEST(Emulation, HasTheBitsOfTheHardware) {
                     "compared with";
   }
   std::vector<std::pair<const Body*, const Body*>> pairs{
-      {&kEmulatedAvx512Body, &kAvx512Body}, {&kEmulatedAvx512FmaBody, &kAvx512FmaBody}};
+      {&kEmulatedAvx512Body, &kAvx512Body}, {&kEmulatedAvx512DigitBody, &kAvx512DigitBody}};
   if (isa >= base::CpuIsa::kAmx) {
     pairs.emplace_back(&kEmulatedAmxBody, &kAmxBody);
   }

@@ -31,12 +31,12 @@ namespace moekit::panels {
 
 namespace {
 
-// Where `avx512` plans run the body of multiply-adds.
-std::atomic<bool> prefers_multiply_adds = false;
+// Where `avx512` plans run the body of digits.
+std::atomic<bool> prefers_digits = false;
 
 constexpr std::pair<const char*, const char*> kDevices[] = {
     {"avx512_emulated", "cpu:avx512"},
-    {"avx512_multiply_adds_emulated", "cpu:avx512"},
+    {"avx512_digits_emulated", "cpu:avx512"},
     {"amx_emulated", "cpu:amx"},
 };
 
@@ -53,15 +53,17 @@ const Body& body_for(Isa isa) noexcept {
   }
 }
 
-const Body& running_body(Isa isa) noexcept {
-  return isa == Isa::kAvx512 && prefers_multiply_adds ? kEmulatedAvx512FmaBody : body_for(isa);
+const Body& running_body(Isa isa, ExecutionFamily family) noexcept {
+  if (isa == Isa::kAmx && family == ExecutionFamily::kDirect) {
+    return kEmulatedAmxDirectBody;
+  }
+  return isa == Isa::kAvx512 && prefers_digits ? kEmulatedAvx512DigitBody : body_for(isa);
 }
 
 const std::vector<NamedBody>& bodies_under_test() {
-  static const std::vector<NamedBody> bodies{
-      {"avx512_emulated", &kEmulatedAvx512Body},
-      {"avx512_multiply_adds_emulated", &kEmulatedAvx512FmaBody},
-      {"amx_emulated", &kEmulatedAmxBody}};
+  static const std::vector<NamedBody> bodies{{"avx512_emulated", &kEmulatedAvx512Body},
+                                             {"avx512_digits_emulated", &kEmulatedAvx512DigitBody},
+                                             {"amx_emulated", &kEmulatedAmxBody}};
   return bodies;
 }
 
@@ -77,7 +79,7 @@ const std::vector<std::string>& testable_isas() {
 }
 
 std::string select_body(const std::string& isa) {
-  prefers_multiply_adds = isa == "avx512_multiply_adds_emulated";
+  prefers_digits = isa == "avx512_digits_emulated";
   for (const auto& [name, device] : kDevices) {
     if (name == isa) {
       return device;

@@ -18,7 +18,8 @@ namespace moekit::base {
 namespace moekit::panels {
 
 extern const Body kEmulatedAvx512Body;
-extern const Body kEmulatedAvx512FmaBody;
+extern const Body kEmulatedAvx512DigitBody;
 extern const Body kEmulatedAmxBody;
+extern const Body kEmulatedAmxDirectBody;
 
 }  // namespace moekit::panels

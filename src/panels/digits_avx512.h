@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Panels of 4-bit codes against operands in digits (operand_digits.h) on AVX-512. A line of 128
+// codes is 1 load, 1 shift and 2 byte permutes; a token takes 6 `vpdpbusd` by broadcast dwords, and
+// 9 instructions more a scale group.
+
+#include <utility>
+
+#include "panels/body_loops.h"
+#include "panels/instructions_avx512.h"
+#include "panels/operand_digits.h"
+
+namespace moekit::panels {
+inline namespace MOEKIT_ISA {
+
+/// The scales of 16 rows from their stored bytes.
+template <Panel16Element kElement>
+__m512 code_scales(const std::byte* bytes) {
+  const __m512i codes =
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  if constexpr (kElement == Panel16Element::kNvfp4) {
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32(codes, 20)),
+                         _mm512_set1_ps(0x1p117F));
+  } else {
+    // Code 0 is 2^-127, the f32 subnormal 0x00400000; every other code is above it.
+    return _mm512_castsi512_ps(
+        _mm512_max_epi32(_mm512_slli_epi32(codes, 23), _mm512_set1_epi32(0x00400000)));
+  }
+}
+
+/// A run of codes, its scales, and the first piece of the tile's first token at its first step.
+struct DigitRun {
+  const std::byte* lines;
+  const std::byte* scales;
+  const std::byte* x;
+  i64 steps;
+  Ahead ahead;
+};
+
+/// Calls body(0) to body(kCount - 1), each with its constant, so that arrays it indexes are
+/// registers.
+template <int kCount, typename Body>
+[[gnu::always_inline]] inline void repeat(Body body) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) __attribute__((always_inline)) {
+    (body(std::integral_constant<int, kIndex>()), ...);
+  }
+  (std::make_integer_sequence<int, kCount>());
+}
+
+/// total + what digits leave out of a run of one token. Rare: kept out of the loops that meet it.
+template <Panel16Element kElement>
+[[gnu::noinline]] __m512 add_rest(const DigitRun& run,
+                                  const RunOperands& operands,
+                                  int token,
+                                  __m512 total) {
+  alignas(64) static constexpr float kValues[16] = {0.0F,
+                                                    0.5F,
+                                                    1.0F,
+                                                    1.5F,
+                                                    2.0F,
+                                                    3.0F,
+                                                    4.0F,
+                                                    6.0F,
+                                                    -0.0F,
+                                                    -0.5F,
+                                                    -1.0F,
+                                                    -1.5F,
+                                                    -2.0F,
+                                                    -3.0F,
+                                                    -4.0F,
+                                                    -6.0F};
+  const __m512 values = _mm512_castsi512_ps(_mm512_load_si512(kValues));
+  const i64 count = operands.num_rest(token);
+  __m512 sum = _mm512_setzero_ps();
+  for (i64 i = 0; i < count; ++i) {
+    const i64 column = operands.rest_column(i, token);
+    const __m512i words =
+        _mm512_loadu_si512(run.lines + column / kPanel16StepCols * kPanel16LineBytes);
+    const __m512i codes =
+        _mm512_srlv_epi32(words, _mm512_set1_epi32(code_shift(column % kPanel16StepCols)));
+    // Sixteen values: what stands above a code does not matter.
+    sum = _mm512_fmadd_ps(
+        _mm512_permutexvar_ps(codes, values), _mm512_set1_ps(operands.rest_operand(i, token)), sum);
+  }
+  return _mm512_fmadd_ps(sum, code_scales<kElement>(run.scales), total);
+}
+
+/// 2 E2M1 + 12 by six bits of an index, of which the code is the low four.
+inline __m512i digit_weights() {
+  alignas(64) static constexpr auto kTable = [] {
+    struct {
+      unsigned char bytes[64];
+    } table{};
+
+    for (int i = 0; i < 64; ++i) {
+      table.bytes[i] = kDigitWeights[i % 16];
+    }
+    return table;
+  }();
+  return _mm512_load_si512(kTable.bytes);
+}
+
+/// Dot products of panels of kElement with a tile of kTokens tokens.
+template <Panel16Element kElement, int kTokens>
+class DigitTile {
+ public:
+  static void dot(const DotCall& call) {
+    const Panel16Shape& shape = *call.shape;
+    const i64 panel_bytes = device::panel16_panel_bytes(shape);
+    const CallStream stream(call, (1 + device::panel16_steps_per_block(shape)) * kPanel16LineBytes);
+    for (i64 panel = 0; panel < call.num_panels; ++panel) {
+      DigitRun run{call.panels + panel * panel_bytes, nullptr, call.operand, 0, {}};
+      dot_panel(shape, stream, run, call.sums + panel * kTokens * kPanelRows);
+    }
+  }
+
+ private:
+  static constexpr int kOwnSteps = device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+  // Their 24 sums fill the registers.
+  static constexpr int kMostTogether = 8;
+
+  template <int kCount>
+  using Sums = __m512i[kCount][kNumDigits];
+
+  static constexpr i64 piece_at(i64 piece, i64 token) {
+    return (piece * kTokens + token) * kDigitPieceBytes;
+  }
+
+  static void dot_panel(const Panel16Shape& shape,
+                        const CallStream& stream,
+                        DigitRun run,
+                        float* sums) {
+    const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
+    const i64 block_steps = device::panel16_steps_per_block(shape);
+    const __m512i table = digit_weights();
+    __m512 total[kTokens];
+    repeat<kTokens>([&](auto t) __attribute__((always_inline)) { total[t] = _mm512_setzero_ps(); });
+    i64 step = device::panel16_first_step(shape);
+    const i64 end = step + device::panel16_num_steps(shape);
+    i64 in_block = step % block_steps;
+    while (step < end) {
+      run.ahead = stream.from(run.lines);
+      __builtin_prefetch(run.lines + run.ahead.far, 0, 2);
+      __builtin_prefetch(run.lines + run.ahead.near);
+      run.scales = run.lines + in_block / group_steps * device::kPanel16Rows;
+      run.lines += kPanel16LineBytes;
+      const i64 block_end = step + block_steps - in_block;
+      const i64 last = block_end < end ? block_end : end;
+      in_block = 0;
+      while (step < last) {
+        if (group_steps == kOwnSteps && step % kOwnSteps == 0 && last - step >= kOwnSteps) {
+          run.steps = kOwnSteps;
+          add_run<kOwnSteps>(table, run, total);
+          run.scales += device::kPanel16Rows;
+        } else {
+          run.steps = run_steps(step % group_steps, last - step, group_steps);
+          add_run<0>(table, run, total);
+          run.scales += (step + run.steps) % group_steps == 0 ? device::kPanel16Rows : 0;
+        }
+        step += run.steps;
+        run.lines += run.steps * kPanel16LineBytes;
+        run.x += run.steps * kDigitStepBytes * kTokens;
+      }
+    }
+    repeat<kTokens>([&](auto t) __attribute__((always_inline)) {
+      _mm512_storeu_ps(sums + t * kPanelRows, total[t]);
+    });
+  }
+
+  /// total += the run. kSteps: run.steps where it is a constant, 0 where it is not. Of more tokens
+  /// than go together the halves come one after the other while the lines are in L1.
+  template <int kSteps>
+  [[gnu::always_inline]] static void add_run(__m512i table, const DigitRun& run, __m512* total) {
+    if constexpr (kTokens <= kMostTogether) {
+      add_tokens<kSteps, 0, kTokens>(table, run, total);
+    } else {
+      constexpr int kHalf = (kTokens + 1) / 2;
+      add_tokens<kSteps, 0, kHalf>(table, run, total);
+      add_tokens<kSteps, kHalf, kTokens - kHalf>(table, run, total);
+    }
+  }
+
+  /// kCount tokens from kFirst on; the first ones ask for the lines ahead.
+  template <int kSteps, int kFirst, int kCount>
+  [[gnu::always_inline]] static void add_tokens(__m512i table, const DigitRun& run, __m512* total) {
+    Sums<kCount> sums;
+    repeat<kCount>([&](auto t) __attribute__((always_inline)) {
+      const RunOperands operands{run.x, run.steps, kTokens};
+      sums[t][0] = _mm512_set1_epi32(static_cast<int>(operands.word(1, kFirst + t)));
+      sums[t][1] = _mm512_setzero_si512();
+      sums[t][2] = _mm512_setzero_si512();
+    });
+    const auto add_step = [&](i64 step) __attribute__((always_inline)) {
+      const std::byte* line = run.lines + step * kPanel16LineBytes;
+      // Not in a function of their own: g++ 12 takes one that only asks for memory for a pure one
+      // and drops its calls.
+      if constexpr (kFirst == 0) {
+        __builtin_prefetch(line + run.ahead.far, 0, 2);
+        __builtin_prefetch(line + run.ahead.near);
+      }
+      const std::byte* x = run.x + step * kDigitStepBytes * kTokens + piece_at(0, kFirst);
+      add_line<kCount>(table, line, x, sums);
+    };
+    if constexpr (kSteps == 0) {
+      for (i64 step = 0; step < run.steps; ++step) {
+        add_step(step);
+      }
+    } else {
+      repeat<kSteps>(add_step);
+    }
+    finish_run<kSteps, kFirst, kCount>(run, sums, total);
+  }
+
+  template <int kCount>
+  [[gnu::always_inline]] static void add_line(__m512i table,
+                                              const std::byte* line,
+                                              const std::byte* x,
+                                              Sums<kCount>& sums) {
+    const __m512i words = _mm512_loadu_si512(line);
+    // A byte permute reads six bits: what stands above a code does not matter.
+    const __m512i low = _mm512_permutexvar_epi8(words, table);
+    const __m512i high = _mm512_permutexvar_epi8(_mm512_srli_epi16(words, 4), table);
+    repeat<kCount * kNumDigits>([&](auto i) __attribute__((always_inline)) {
+      add_digits(
+          sums[i / kNumDigits][i % kNumDigits], low, x + piece_at(i % kNumDigits, i / kNumDigits));
+    });
+    repeat<kCount * kNumDigits>([&](auto i) __attribute__((always_inline)) {
+      add_digits(sums[i / kNumDigits][i % kNumDigits],
+                 high,
+                 x + piece_at(i % kNumDigits, i / kNumDigits) + 4);
+    });
+  }
+
+  /// Joins the digits' sums, scales them and adds them to the totals, and what digits leave out.
+  template <int kSteps, int kFirst, int kCount>
+  [[gnu::always_inline]] static void finish_run(const DigitRun& run,
+                                                Sums<kCount>& sums,
+                                                __m512* total) {
+    const __m512 scale = code_scales<kElement>(run.scales);
+    const RunOperands operands{run.x, run.steps, kTokens};
+    repeat<kCount>([&](auto t) __attribute__((always_inline)) {
+      constexpr int kToken = kFirst + t;
+      const __m512i sum =
+          _mm512_add_epi32(_mm512_add_epi32(sums[t][0], _mm512_slli_epi32(sums[t][1], 7)),
+                           _mm512_slli_epi32(sums[t][2], 14));
+      const float unit = device::float_of(operands.word(0, kToken));
+      const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(unit));
+      total[kToken] = _mm512_fmadd_ps(value, scale, total[kToken]);
+      const bool has_rest =
+          kSteps > 1 ? operands.word(2, kToken) != 0 : operands.num_rest(kToken) != 0;
+      if (has_rest) [[unlikely]] {
+        total[kToken] = add_rest<kElement>(run, operands, kToken, total[kToken]);
+      }
+    });
+  }
+};
+
+template <Panel16Element kElement, int... kTokens>
+void dot_digit_tokens(const DotCall& call,
+                      std::integer_sequence<int, kTokens...> /*tokens less one*/) {
+  using Function = void (*)(const DotCall&);
+  static constexpr Function kByTokens[] = {DigitTile<kElement, kTokens + 1>::dot...};
+  kByTokens[call.num_tokens - 1](call);
+}
+
+}  // namespace MOEKIT_ISA
+}  // namespace moekit::panels
