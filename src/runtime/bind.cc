@@ -425,6 +425,9 @@ Result<Binding> bind(const Runtime& runtime,
 }
 
 Status run(const Runtime& runtime, const Binding& binding, Stream stream) noexcept {
+  if (runtime.state() == nullptr) {
+    return base::at_border([] { return invalid_argument("runtime was moved from"); });
+  }
   return BindingAccess::run(runtime, binding, stream);
 }
 

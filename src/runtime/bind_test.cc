@@ -114,10 +114,21 @@ TEST(Bind, GoodCallRuns) {
   }
 }
 
+TEST(Bind, AMovedFromRuntimeIsAnError) {
+  Call call;
+  const Binding binding = *call.bound();
+  const Runtime other = std::move(call.runtime);
+  EXPECT_EQ(run(call.runtime, binding).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(call.bound().status().code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(run(other, binding).ok());
+}
+
+// The first run of a process too.
 TEST(Bind, AllocatesNothingAndNeitherDoesRun) {
   Call call;
-  ASSERT_TRUE(run(call.runtime, *call.bound()).ok());
+  const Binding first = *call.bound();
   const std::int64_t before = num_allocations.load();
+  ASSERT_TRUE(run(call.runtime, first).ok());
   for (int i = 0; i < 10; ++i) {
     const Result<Binding> binding =
         moekit::bind(call.runtime, call.plan, call.experts, call.workspace_span, call.arguments);
