@@ -158,6 +158,8 @@ CpuKernel cpu_kernel(const Step& step,
   for (const IsaKernels& kernels : kIsaKernels) {
     std::string_view rest = name;
     if (take(rest, ".") && rest == isa_name(kernels.isa)) {
+      // Binding asks the processor, so that the first run of a process does not.
+      static_cast<void>(running_body(kernels.isa, execution));
       const StepKernels& steps =
           execution == ExecutionFamily::kDirect ? kernels.direct : kernels.grouped;
       return is_gate_up ? steps.gate_up : steps.down;
