@@ -35,6 +35,7 @@
 #include "device/numerics/bf16.h"
 #include "device/numerics/quantize.h"
 #include "panels/body.h"
+#include "panels/call_stream.h"
 
 namespace moekit::panels {
 inline namespace MOEKIT_ISA {
@@ -46,64 +47,6 @@ using device::Panel16Element;
 using device::Panel16Shape;
 using device::u16;
 using device::u32;
-
-/// How far ahead of the line at hand memory is asked for: to the second-level cache so that many
-/// lines are on their way while a thread computes, to the first-level cache so that they are there
-/// (README, 8).
-constexpr i64 kFarBytes = 16384;
-constexpr i64 kNearBytes = 2048;
-
-/// From a line to those that are asked for when it is read.
-struct Ahead {
-  i64 far = 0;
-  i64 near = 0;
-};
-
-/// The panels of one dot call, read in ascending order in blocks of `block_bytes`, and behind them
-/// those of the thread's next call. Distances are whole blocks, so that they hold for all lines of
-/// one block.
-class CallStream {
- public:
-  CallStream(const DotCall& call, i64 block_bytes)
-      : end_(reinterpret_cast<std::uintptr_t>(call.panels) +
-             static_cast<std::uintptr_t>(call.num_panels *
-                                         device::panel16_panel_bytes(*call.shape))),
-        next_(reinterpret_cast<std::uintptr_t>(call.next_panels)),
-        far_(whole_blocks(kFarBytes, block_bytes)),
-        near_(whole_blocks(kNearBytes, block_bytes)) {}
-
-  [[nodiscard]] Ahead from(const std::byte* block) const {
-    return {distance(block, far_), distance(block, near_)};
-  }
-
- private:
-  static i64 whole_blocks(i64 bytes, i64 block_bytes) {
-    return device::round_up(bytes, block_bytes);
-  }
-
-  // Behind the last call: the line itself, which costs nothing.
-  [[nodiscard]] i64 distance(const std::byte* block, i64 wanted) const {
-    const std::uintptr_t target =
-        reinterpret_cast<std::uintptr_t>(block) + static_cast<std::uintptr_t>(wanted);
-    return target < end_ ? wanted : next_ == 0 ? 0 : wanted + static_cast<i64>(next_ - end_);
-  }
-
-  std::uintptr_t end_;
-  std::uintptr_t next_;
-  i64 far_;
-  i64 near_;
-};
-
-inline void prefetch(const std::byte* line, const Ahead& ahead) {
-  __builtin_prefetch(line + ahead.far, 0, 2);
-  __builtin_prefetch(line + ahead.near, 0, 3);
-}
-
-/// For bodies that do not follow the stream of their call.
-inline void prefetch_ahead(const std::byte* line) {
-  constexpr i64 kPageBytes = 4096;
-  __builtin_prefetch(line + kPageBytes);
-}
 
 /// Where the first operand of (pair of columns, token) lies in a tile: DotCall's order.
 template <int kTokens>
@@ -364,10 +307,6 @@ void dot_wide_panel(const std::byte* panel,
   }
 }
 
-// 8 steps of bf16 at a time: the sums of one part stay in registers while the lines are still in L1
-// for the other part.
-constexpr i64 kChunkSteps = 8;
-
 template <typename Simd, int kTokens>
 void dot_bf16_panel(const std::byte* panel,
                     const Panel16Shape& shape,
@@ -404,15 +343,6 @@ void dot_bf16_panel(const std::byte* panel,
       Simd::store_bf16(total[part].at[t], part, sums + t * kPanelRows);
     }
   }
-}
-
-/// The blocks that distances ahead are counted in: a line of scales and its codes, or a chunk of
-/// bf16.
-inline i64 stream_block_bytes(const Panel16Shape& shape) {
-  const i64 step_bytes = device::panel16_step_bytes(shape.element);
-  return shape.element == Panel16Element::kBf16
-             ? kChunkSteps * step_bytes
-             : kPanel16LineBytes + device::panel16_steps_per_block(shape) * step_bytes;
 }
 
 template <typename Simd, Panel16Element kElement, int kTokens>

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Where a body asks for memory while it computes: along the panels of its dot call and on into
+// those of its thread's next.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/layout/panel16.h"
+#include "panels/body.h"
+
+namespace moekit::panels {
+inline namespace MOEKIT_ISA {
+
+/// How far ahead of the line at hand memory is asked for: to the second-level cache so that many
+/// lines are on their way while a thread computes, to the first-level cache so that they are there
+/// (README, 8).
+constexpr device::i64 kFarBytes = 16384;
+constexpr device::i64 kNearBytes = 2048;
+
+/// From a line to those that are asked for when it is read.
+struct Ahead {
+  device::i64 far = 0;
+  device::i64 near = 0;
+};
+
+/// The panels of one dot call, read in ascending order in blocks of `block_bytes`, and behind them
+/// those of the thread's next call. Distances are whole blocks, so that they hold for all lines of
+/// one block.
+class CallStream {
+ public:
+  CallStream(const DotCall& call, device::i64 block_bytes)
+      : end_(reinterpret_cast<std::uintptr_t>(call.panels) +
+             static_cast<std::uintptr_t>(call.num_panels *
+                                         device::panel16_panel_bytes(*call.shape))),
+        next_(reinterpret_cast<std::uintptr_t>(call.next_panels)),
+        far_(whole_blocks(kFarBytes, block_bytes)),
+        near_(whole_blocks(kNearBytes, block_bytes)) {}
+
+  [[nodiscard]] Ahead from(const std::byte* block) const {
+    return {distance(block, far_), distance(block, near_)};
+  }
+
+ private:
+  static device::i64 whole_blocks(device::i64 bytes, device::i64 block_bytes) {
+    return device::round_up(bytes, block_bytes);
+  }
+
+  // Behind the last call: the line itself, which costs nothing.
+  [[nodiscard]] device::i64 distance(const std::byte* block, device::i64 wanted) const {
+    const std::uintptr_t target =
+        reinterpret_cast<std::uintptr_t>(block) + static_cast<std::uintptr_t>(wanted);
+    return target < end_ ? wanted
+           : next_ == 0  ? 0
+                         : wanted + static_cast<device::i64>(next_ - end_);
+  }
+
+  std::uintptr_t end_;
+  std::uintptr_t next_;
+  device::i64 far_;
+  device::i64 near_;
+};
+
+inline void prefetch(const std::byte* line, const Ahead& ahead) {
+  __builtin_prefetch(line + ahead.far, 0, 2);
+  __builtin_prefetch(line + ahead.near, 0, 3);
+}
+
+// 8 steps of bf16 at a time: the sums of one part stay in registers while the lines are still in L1
+// for the other part.
+constexpr device::i64 kChunkSteps = 8;
+
+/// The blocks that distances ahead are counted in: a line of scales and its codes, or a chunk of
+/// bf16.
+inline device::i64 stream_block_bytes(const device::Panel16Shape& shape) {
+  const device::i64 step_bytes = device::panel16_step_bytes(shape.element);
+  return shape.element == device::Panel16Element::kBf16
+             ? kChunkSteps * step_bytes
+             : device::kPanel16LineBytes + device::panel16_steps_per_block(shape) * step_bytes;
+}
+
+}  // namespace MOEKIT_ISA
+}  // namespace moekit::panels
