@@ -574,10 +574,12 @@ TEST(Layer, gpt_oss_under_its_original_names) {
 
 TEST(Layer, biases_that_are_not_finite_are_named_by_tensor_and_index) {
   // The composed zeros become NaN and infinity in the file that the state views.
-  const auto set = [](const Composed& composed, const std::string& name, int at, auto value) {
-    auto* data = static_cast<char*>(const_cast<void*>(composed.state.tensors.at(name).view.data));
-    std::memcpy(data + at * static_cast<int>(sizeof value), &value, sizeof value);
-  };
+  const auto set =
+      [](const Composed& composed, const std::string& name, std::ptrdiff_t at, auto value) {
+        auto* data =
+            static_cast<char*>(const_cast<void*>(composed.state.tensors.at(name).view.data));
+        std::memcpy(data + at * std::ptrdiff_t{sizeof value}, &value, sizeof value);
+      };
   Tensors tensors = plain(2);
   for (const ComposedTensor& linear : plain(2)) {
     const std::string base = linear.name.substr(0, linear.name.rfind('.') + 1);

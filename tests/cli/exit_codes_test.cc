@@ -370,7 +370,7 @@ std::vector<std::string> run_in(const std::filesystem::path& checkpoint,
 /// A copy of the qwen folder with a link of each kind to its weights.
 std::filesystem::path linked_checkpoint() {
   namespace fs = std::filesystem;
-  const fs::path copy = scratch_folder() / "linked";
+  fs::path copy = scratch_folder() / "linked";
   fs::create_directories(copy);
   for (const char* name : {"config.json", "model.safetensors"}) {
     fs::copy_file(fs::path(qwen()) / name, copy / name);

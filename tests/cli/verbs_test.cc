@@ -513,16 +513,17 @@ TEST(CliVerify, ChecksTheWeightsOfACheckpoint) {
 TEST(CliBench, EveryRecipeIsTimedAndItsBytesCounted) {
   struct Case {
     const char* recipe;
-    std::int64_t matrix_bytes;  // of 128 x 64: codes, then scales
+    std::int64_t matrix_bytes;  // codes, then scales
   };
 
-  for (const Case& c : {Case{"w16a16", 128 * 64 * 2},
-                        Case{"w4a16_nvfp4", 128 * 64 / 2 + 128 * 64 / 16},
-                        Case{"w4a16_mxfp4", 128 * 64 / 2 + 128 * 64 / 32},
-                        Case{"w4a4_nvfp4", 128 * 64 / 2 + 128 * 64 / 16},
-                        Case{"w4a8_nvfp4", 128 * 64 / 2 + 128 * 64 / 16},
-                        Case{"w4a8_mxfp4", 128 * 64 / 2 + 128 * 64 / 32},
-                        Case{"w8a8_fp8_block128", 128 * 64 + 4},
+  constexpr std::int64_t kElems = 128 * 64;
+  for (const Case& c : {Case{"w16a16", kElems * 2},
+                        Case{"w4a16_nvfp4", kElems / 2 + kElems / 16},
+                        Case{"w4a16_mxfp4", kElems / 2 + kElems / 32},
+                        Case{"w4a4_nvfp4", kElems / 2 + kElems / 16},
+                        Case{"w4a8_nvfp4", kElems / 2 + kElems / 16},
+                        Case{"w4a8_mxfp4", kElems / 2 + kElems / 32},
+                        Case{"w8a8_fp8_block128", kElems + 4},
                         Case{"w4a16_int4", 0}}) {
     const CliResult result = run_cli(with_shape(
         "bench", {"--tokens", "1", "--seconds", "0.02", "--recipe", c.recipe, "--json"}));

@@ -166,11 +166,11 @@ std::string refused_tile(const FamilyContext& context, std::int64_t m_max) {
   if (!names.empty()) {
     return cat("pin tile=", *context.overrides.tile, ", expected one of ", names);
   }
-  const std::string refused = cat("no tile for blocks of ",
-                                  rows,
-                                  " routes fits ",
-                                  context.device.smem_per_block_bytes,
-                                  " bytes of shared memory");
+  std::string refused = cat("no tile for blocks of ",
+                            rows,
+                            " routes fits ",
+                            context.device.smem_per_block_bytes,
+                            " bytes of shared memory");
   for (std::int64_t fewer = rows - 8; fewer >= 8; fewer -= 8) {
     const bool pinnable = fewer % 16 == 0 || fewer == 8;
     if (const std::string fit = pinnable ? tiles_that_fit(rung, fewer) : ""; !fit.empty()) {
