@@ -62,8 +62,8 @@ TEST(Exhaustion, EveryPublicCallSaysOutOfMemoryAndLives) {
   const Runtime runtime = *Runtime::create({2, {}});
   const std::string path = testing::TempDir() + "exhaustion.packed";
   const AlignedBytes workspace(plan.workspace_bytes());
-  std::vector<std::uint16_t> x(2 * 48, 0x3F80);
-  std::vector<std::uint16_t> out(2 * 48);
+  std::vector<std::uint16_t> x(std::size_t{2} * 48, 0x3F80);
+  std::vector<std::uint16_t> out(x.size());
   const std::vector<std::int32_t> ids{0, 1, 2, 3};
   const std::vector<float> weights(4, 0.5F);
   RunArguments arguments;

@@ -516,7 +516,7 @@ TEST(CliBench, EveryRecipeIsTimedAndItsBytesCounted) {
     std::int64_t matrix_bytes;  // codes, then scales
   };
 
-  constexpr std::int64_t kElems = 128 * 64;
+  constexpr std::int64_t kElems = std::int64_t{128} * 64;
   for (const Case& c : {Case{"w16a16", kElems * 2},
                         Case{"w4a16_nvfp4", kElems / 2 + kElems / 16},
                         Case{"w4a16_mxfp4", kElems / 2 + kElems / 32},
