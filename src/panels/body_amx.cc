@@ -273,13 +273,15 @@ class CodeStream {
       : line_(call.panels),
         stream_(call, stream_block_bytes(*call.shape)),
         first_(device::panel16_first_step(*call.shape)),
-        end_(first_ + device::panel16_num_steps(*call.shape)),
-        table_(_mm512_load_si512(&Decode::kTable)) {
-    begin_panel();
-  }
+        step_(first_ + device::panel16_num_steps(*call.shape)),
+        end_(step_),
+        table_(_mm512_load_si512(&Decode::kTable)) {}
 
   const std::byte* next_tile(std::byte* room) {
     auto* rows = reinterpret_cast<__m512i*>(room);
+    if (step_ >= end_) {
+      begin_panel();  // not before it is asked for: nothing lies behind the last
+    }
     for (i64 i = 0; i < kTileSteps; ++i, ++step_) {
       if (!kWhole && step_ >= end_) {
         for (i64 pair = 0; pair < 4; ++pair) {
@@ -297,7 +299,6 @@ class CodeStream {
     }
     if (step_ >= end_) {
       end_panel();
-      begin_panel();
     }
     return room;
   }
@@ -364,7 +365,7 @@ class CodeStream {
   CallStream stream_;
   Ahead ahead_;
   i64 first_;
-  i64 step_ = 0;
+  i64 step_;
   i64 end_;
   i64 panel_ = 0;
   u64 unfolded_ = 0;
