@@ -41,7 +41,7 @@ struct Avx512 {
   // 16 tokens: 16 sums leave room for weights and table, a weight's decoding (0.25 to 0.5
   // instructions a dot product at 8) is shared by twice as many, and their totals, touched once a
   // group, may live in L1.
-  static constexpr int kMaxTokens = 16;
+  static constexpr int kMaxTokens = kMostTokensOfTile;
   // At least 8 independent chains where a block has them: vdpbf16ps takes 6 cycles on Zen 4 and its
   // like on Xeons, one starts every cycle.
   template <int kTokens>

@@ -15,6 +15,8 @@
 namespace moekit::panels {
 inline namespace MOEKIT_ISA {
 
+constexpr int kMostTokensOfTile = 16;
+
 // sum += the pairs of `weights` * the pair at x. As an instruction, since compilers load and
 // broadcast the pair to a register first: twice the instructions, a fifth of the time at one
 // token and a tenth at sixteen (README, 8).

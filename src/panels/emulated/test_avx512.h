@@ -16,6 +16,13 @@
 
 namespace moekit::panels {
 
+// Every number of tokens is a body's code once more, and a sanitizer makes two minutes of sixteen.
+#ifdef MOEKIT_SANITIZED
+constexpr int kMostTokensOfTile = 5;
+#else
+constexpr int kMostTokensOfTile = 16;
+#endif
+
 // The names are the compilers' and may not be chosen.
 // NOLINTBEGIN(readability-identifier-naming)
 struct alignas(16) __m128i {
