@@ -44,6 +44,16 @@ void* operator new(std::size_t size) {
   throw std::bad_alloc();
 }
 
+// Sorting asks for its buffer so. The library's own form calls the one above; a sanitizer's does
+// not.
+void* operator new(std::size_t size, const std::nothrow_t& /*no_throw*/) noexcept {
+  try {
+    return operator new(size);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 void operator delete(void* memory) noexcept {
   moekit::HeapCount::live.fetch_sub(static_cast<std::int64_t>(::malloc_usable_size(memory)));
   std::free(memory);
