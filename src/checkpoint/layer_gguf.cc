@@ -183,7 +183,7 @@ Result<Projection> read_projection(const Checkpoint::State& state,
                           read_floats(tensors, cat(base, "input_scale"), experts));
   MOEKIT_ASSIGN_OR_RETURN(
       projection.bias,
-      find_biases(tensors, cat(base, "bias"), experts, projection.stack.first.rows));
+      find_bias(tensors, cat(base, "bias"), {experts, projection.stack.first.rows}));
   return projection;
 }
 

@@ -171,23 +171,11 @@ Result<WeightMatrix> read_codes(const LinearSource& source, const LinearScheme& 
 Result<BiasView> read_bias(const TensorReader& tensors,
                            const std::string& base,
                            std::int64_t rows) {
-  const std::string name = cat(base, "bias");
-  const NamedTensor* found = tensors.find(name);
-  if (found == nullptr) {
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias, find_bias(tensors, cat(base, "bias"), {rows}));
+  if (bias == nullptr) {
     return BiasView();
   }
-  const DType dtype = found->view.dtype;
-  if (!found->foreign_dtype.empty() ||
-      (dtype != DType::kBf16 && dtype != DType::kF16 && dtype != DType::kF32)) {
-    return invalid_argument(cat("tensor ",
-                                printable(name),
-                                " has dtype ",
-                                dtype_text(*found),
-                                ", expected bf16, f16 or f32"));
-  }
-  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias, tensors.require(name, dtype, {rows}));
-  MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
-  return BiasView{.data = bias->view.data, .dtype = dtype, .size = rows};
+  return BiasView{.data = bias->view.data, .dtype = bias->view.dtype, .size = rows};
 }
 
 Result<Linear> read_linear(const LayerNaming& naming, const LinearSource& source) {

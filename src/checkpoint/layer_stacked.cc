@@ -329,12 +329,12 @@ Result<LayerWeights> read_stacked_experts(const TensorReader& tensors,
   layer.intermediate_size = inner;
   MOEKIT_ASSIGN_OR_RETURN(
       const NamedTensor* gate_up_bias,
-      find_biases(
-          tensors, cat(prefix, scheme->gate_up_bias), gate_up.num_experts, gate_up.first.rows));
+      find_bias(
+          tensors, cat(prefix, scheme->gate_up_bias), {gate_up.num_experts, gate_up.first.rows}));
   MOEKIT_ASSIGN_OR_RETURN(
       const NamedTensor* down_bias,
-      find_biases(
-          tensors, cat(prefix, scheme->down_bias), gate_up.num_experts, gate_up.first.cols));
+      find_bias(
+          tensors, cat(prefix, scheme->down_bias), {gate_up.num_experts, gate_up.first.cols}));
   layer.gate_up_bias = gate_up_bias != nullptr;
   layer.down_bias = down_bias != nullptr;
   const RowSelection rows = select(scheme->row_order, inner);

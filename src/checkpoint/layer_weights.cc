@@ -133,10 +133,9 @@ Result<const NamedTensor*> TensorReader::require(std::string_view name,
   return tensor;
 }
 
-Result<const NamedTensor*> find_biases(const TensorReader& tensors,
-                                       const std::string& name,
-                                       std::int64_t num_experts,
-                                       std::int64_t rows) {
+Result<const NamedTensor*> find_bias(const TensorReader& tensors,
+                                     const std::string& name,
+                                     std::initializer_list<std::int64_t> shape) {
   const NamedTensor* found = tensors.find(name);
   if (found == nullptr) {
     return found;
@@ -148,10 +147,9 @@ Result<const NamedTensor*> find_biases(const TensorReader& tensors,
                                 printable(name),
                                 " has dtype ",
                                 dtype_text(*found),
-                                ", expected f32, bf16 or f16"));
+                                ", expected bf16, f16 or f32"));
   }
-  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias,
-                          tensors.require(name, dtype, {num_experts, rows}));
+  MOEKIT_ASSIGN_OR_RETURN(const NamedTensor* bias, tensors.require(name, dtype, shape));
   MOEKIT_RETURN_IF_ERROR(check_finite(name, bias->view));
   return bias;
 }

@@ -78,13 +78,12 @@ class TensorReader {
 /// Errors  kInvalidArgument  the first such element: tensor, index, value
 [[nodiscard]] Status check_finite(std::string_view name, const TensorView& view);
 
-/// Biases [num_experts, rows] of f32, bf16 or f16 under one name; null where the files hold none.
+/// A bias of f32, bf16 or f16 and exact shape; null where the files hold none.
 ///
 /// Errors  kInvalidArgument  another dtype or shape, an element that is not finite
-[[nodiscard]] Result<const NamedTensor*> find_biases(const TensorReader& tensors,
-                                                     const std::string& name,
-                                                     std::int64_t num_experts,
-                                                     std::int64_t rows);
+[[nodiscard]] Result<const NamedTensor*> find_bias(const TensorReader& tensors,
+                                                   const std::string& name,
+                                                   std::initializer_list<std::int64_t> shape);
 
 /// `[3, 4]`
 [[nodiscard]] std::string shape_text(const TensorView& view);
