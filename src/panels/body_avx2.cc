@@ -513,23 +513,11 @@ LoadedRow load_operand_avx2(const OperandRow& row, const Panel16Shape& shape, st
   return loaded;
 }
 
-template <typename Products>
-constexpr Body make_avx2_body() {
-  return {Isa::kAvx2,
-          static_cast<i64>(sizeof(float)),
-          Avx2::kMaxTokens,
-          load_operand_avx2,
-          interleave<float>,
-          dot_avx2<Products>,
-          activate,
-          scale,
-          weighted_sum,
-          round_to_bf16};
-}
-
 }  // namespace
 
-constinit const Body kAvx2Body = make_avx2_body<PairProducts>();
-constinit const Body kAvx2VnniBody = make_avx2_body<DotProducts>();
+constinit const Body kAvx2Body =
+    make_body<Avx2>(Isa::kAvx2, load_operand_avx2, dot_avx2<PairProducts>);
+constinit const Body kAvx2VnniBody =
+    make_body<Avx2>(Isa::kAvx2, load_operand_avx2, dot_avx2<DotProducts>);
 
 }  // namespace moekit::panels

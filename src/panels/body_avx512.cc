@@ -266,22 +266,10 @@ void dot_digits(const DotCall& call) {
   }
 }
 
-constexpr Body make_digit_body() {
-  return {Isa::kAvx512,
-          sizeof(float),
-          Avx512<float>::kMaxTokens,
-          load_digits,
-          interleave<float>,
-          dot_digits,
-          activate,
-          scale,
-          weighted_sum,
-          round_to_bf16};
-}
-
 }  // namespace
 
 constinit const Body kAvx512Body = make_body<Avx512<std::uint16_t>>(Isa::kAvx512);
-constinit const Body kAvx512DigitBody = make_digit_body();
+constinit const Body kAvx512DigitBody =
+    make_body<Avx512<float>>(Isa::kAvx512, load_digits, dot_digits);
 
 }  // namespace moekit::panels

@@ -696,16 +696,19 @@ inline void activate(const ActivateCall& call) {
   }
 }
 
+/// `load` and `dot_panels`: where a body has operands of its own for some elements.
 template <typename Simd>
-constexpr Body make_body(Isa isa) {
+constexpr Body make_body(Isa isa,
+                         decltype(Body::load_operand) load = load_operand<typename Simd::Operand>,
+                         decltype(Body::dot) dot_panels = dot<Simd>) {
   static_assert(Simd::kMaxTokens <= kMaxTileTokens);
   static_assert(sizeof(typename Simd::Operand) <= kMostOperandBytes);
   return {isa,
           static_cast<i64>(sizeof(typename Simd::Operand)),
           Simd::kMaxTokens,
-          load_operand<typename Simd::Operand>,
+          load,
           interleave<typename Simd::Operand>,
-          dot<Simd>,
+          dot_panels,
           activate,
           scale,
           weighted_sum,
