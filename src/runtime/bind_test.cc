@@ -66,17 +66,6 @@ void operator delete(void* memory, std::size_t) noexcept {
 namespace moekit {
 namespace {
 
-Problem small_problem() {
-  Problem problem;
-  problem.num_tokens = 5;
-  problem.num_experts = 4;
-  problem.top_k = 2;
-  problem.hidden_size = 48;
-  problem.intermediate_size = 40;
-  problem.recipe = Recipe::kW4a16Nvfp4;
-  return problem;
-}
-
 // Everything one call needs, ready to be spoiled.
 struct Call {
   explicit Call(const Problem& problem = small_problem(), std::int64_t num_tokens = 3)

@@ -20,17 +20,6 @@ namespace {
 
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
-Problem allocating_problem() {
-  Problem problem;
-  problem.num_tokens = 5;
-  problem.num_experts = 4;
-  problem.top_k = 2;
-  problem.hidden_size = 48;
-  problem.intermediate_size = 40;
-  problem.recipe = Recipe::kW4a16Nvfp4;
-  return problem;
-}
-
 /// Calls again and again with room for one more allocation until the outcome is `expected`; every
 /// outcome before it must be kOutOfMemory. Returns how many allocations the last call was granted.
 template <typename Call>
@@ -55,7 +44,7 @@ std::int64_t exhaust(const std::string& name, StatusCode expected, const Call& c
 }
 
 TEST(Exhaustion, EveryPublicCallSaysOutOfMemoryAndLives) {
-  const Problem problem = allocating_problem();
+  const Problem problem = small_problem();
   const TestLayer layer(problem);
   const Plan plan = *make_plan(problem, host_cpu());
   const PackedExperts experts = *prepare(plan, layer.source);

@@ -44,6 +44,18 @@ class AlignedBytes {
   std::size_t size_;
 };
 
+/// Ragged against every group and tile, and quick to run.
+inline Problem small_problem() {
+  Problem problem;
+  problem.num_tokens = 5;
+  problem.num_experts = 4;
+  problem.top_k = 2;
+  problem.hidden_size = 48;
+  problem.intermediate_size = 40;
+  problem.recipe = Recipe::kW4a16Nvfp4;
+  return problem;
+}
+
 /// Live and largest bytes of operator new in this test program, counted in bind_test.cc.
 struct HeapCount {
   static inline std::atomic<std::int64_t> live{0};
