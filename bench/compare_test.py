@@ -33,10 +33,22 @@ for line in sys.stdin:
             sys.exit(3)
         if trouble == "hangs":
             time.sleep(60)
+        if trouble == "closes":
+            os.close(1)
+            time.sleep(60)
+        while trouble == "chatters":
+            print("note nothing new", flush=True)
         answer = {"garbage": "us 12 many", "short": "us" + (int(calls) - 1) * " 5", "zero": "us" + int(calls) * " 0",
                   "nan": "us" + int(calls) * " nan"}.get(trouble, answer)
     print(answer, flush=True)
+    if trouble == "deafens" and len(turns) == 3:
+        os.close(0)
+        time.sleep(60)
 if trouble == "lingers":
+    time.sleep(60)
+if trouble == "fades":
+    sys.stdout.flush()
+    os.close(1)
     time.sleep(60)
 if "--json" in sys.argv and trouble != "rowless":
     for tokens in sorted(set(turns)):
@@ -57,7 +69,7 @@ class Compare(unittest.TestCase):
         cls.scratch.cleanup()
 
     def run_compare(self, *options, peer="none", ours="none"):
-        timeout = 3 if peer in ("hangs", "deaf", "lingers") else 30
+        timeout = 3 if peer in ("hangs", "deaf", "lingers", "closes", "deafens", "chatters", "fades") else 30
         command = [FOLDER / "compare", "--turns", "1,4", "--seconds", "0.05", "--timeout", timeout, *options, "--peer",
                    f"{sys.executable} {self.program} 3000.0 {peer}", "--", sys.executable, self.program, "1000.0", ours]
         return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -102,6 +114,15 @@ class Compare(unittest.TestCase):
         start = time.monotonic()
         self.expect_trouble(self.run_compare(peer="hangs"), "did not answer 'go 1 7' within 3 s")
         self.assertLess(time.monotonic() - start, 30.0)
+
+    def test_a_peer_that_lives_on_with_closed_pipes(self):
+        for trouble in ("closes", "deafens", "fades"):
+            start = time.monotonic()
+            self.expect_trouble(self.run_compare(peer=trouble), f"{trouble} closed its pipes and did not end")
+            self.assertLess(time.monotonic() - start, 30.0)
+
+    def test_notes_without_end(self):
+        self.expect_trouble(self.run_compare(peer="chatters"), "wrote notes and did not answer 'go 1 7' within 3 s")
 
     def test_a_peer_that_never_gets_ready(self):
         self.expect_trouble(self.run_compare(peer="deaf"), "did not answer at its start within 3 s")
