@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 #include "device/numerics/bf16.h"
 #include "formats/packing_panel16.h"
@@ -118,6 +119,13 @@ struct PanelRun {
   const std::byte* after = nullptr;  // null: nothing
 };
 
+// Where rows are loaded to.
+struct OperandRoom {
+  std::byte* operands = nullptr;
+  std::byte* spare = nullptr;  // rows of a tile before they are interleaved
+  LoadedRow* rows = nullptr;
+};
+
 // What both steps need of a call, resolved once.
 struct StepContext {
   const CpuCall& call;
@@ -126,6 +134,7 @@ struct StepContext {
   ScratchLayout scratch;
   Panel16Shape shape;
   Quantizer quantizer;
+  std::int64_t row_bytes = 0;  // of an operand of this step, its scales included
 
   StepContext(const CpuCall& step_call,
               const Body& step_body,
@@ -137,7 +146,8 @@ struct StepContext {
         scratch(
             scratch_layout(step_call.plan->problem, step_call.plan->device, step_call.num_tokens)),
         shape(formats::panel16_shape(region.shape)),
-        quantizer(recipe_info(step_call.plan->problem.recipe).quantizer) {}
+        quantizer(recipe_info(step_call.plan->problem.recipe).quantizer),
+        row_bytes(panels::operand_row_bytes(shape.cols, step_call.plan->problem.recipe)) {}
 
   /// Scales of the first row of a tile of `num_tokens` at `tile`; null where operands have none.
   [[nodiscard]] float* operand_scales(const std::byte* tile, std::int64_t num_tokens) const {
@@ -166,18 +176,19 @@ struct StepContext {
     return expert;
   }
 
-  [[nodiscard]] std::byte* worker_scratch(std::int64_t worker) const {
-    return call.slice<std::byte>(SliceId::kScratch) + worker * scratch.worker_bytes;
-  }
-
-  /// Rows of one tile before they are interleaved.
-  [[nodiscard]] std::byte* spare_rows(std::int64_t worker) const {
-    return worker_scratch(worker) + scratch.operand_rows * scratch.operand_row_bytes;
+  [[nodiscard]] OperandRoom operand_room(std::int64_t worker, LoadedRow* rows) const {
+    std::byte* operands = call.slice<std::byte>(SliceId::kScratch) + worker * scratch.worker_bytes;
+    return {operands, operands + scratch.operand_rows * scratch.operand_row_bytes, rows};
   }
 
   [[nodiscard]] float* route_sums(std::int64_t worker) const {
-    return reinterpret_cast<float*>(spare_rows(worker) +
+    return reinterpret_cast<float*>(operand_room(worker, nullptr).spare +
                                     scratch.spare_rows * scratch.operand_row_bytes);
+  }
+
+  /// Rows of this step that have room at a time.
+  [[nodiscard]] std::int64_t most_held_rows() const {
+    return std::min(scratch.operand_rows * scratch.operand_row_bytes / row_bytes, kMostOperandRows);
   }
 };
 
@@ -186,10 +197,7 @@ struct LoadedRoutes {
   const std::int32_t* routes = nullptr;
   std::int64_t count = 0;
   const std::byte* operands = nullptr;
-  LoadedRow rows[kMostOperandRows] = {};
-  // Of a row that was loaded alone: at one token all experts multiply the same one.
-  const void* only_source = nullptr;
-  float only_global = 1.0F;
+  const LoadedRow* rows = nullptr;
 };
 
 // Asks for the first lines of a row that is loaded next: rows of one expert lie anywhere, and the
@@ -229,35 +237,26 @@ class Tiles {
 // Loads the operands of `count` routes, tile by tile and as many rows at a time as there is room
 // for; `row_of` names the source row of a route.
 template <typename RowOf>
-void load_routes(const StepContext& context,
-                 std::int64_t worker,
-                 const std::int32_t* routes,
-                 std::int64_t count,
-                 RowOf row_of,
-                 LoadedRoutes& loaded) {
-  const std::int64_t row_bytes = context.scratch.operand_row_bytes;
-  std::byte* operands = context.worker_scratch(worker);
-  const OperandRow first_row = row_of(std::int64_t{routes[0]});
-  loaded.routes = routes;
-  if (count == 1 && loaded.only_source == first_row.source &&
-      loaded.only_global == first_row.global) {
-    return;
-  }
-  loaded.only_source = count == 1 ? first_row.source : nullptr;
-  loaded.only_global = first_row.global;
-  loaded.count = count;
-  loaded.operands = operands;
+LoadedRoutes load_routes(const StepContext& context,
+                         const OperandRoom& room,
+                         std::span<const std::int32_t> routes,
+                         RowOf row_of) {
+  const std::int64_t row_bytes = context.row_bytes;
+  const auto count = static_cast<std::int64_t>(routes.size());
+  const auto row_at = [&](std::int64_t i) {
+    return row_of(std::int64_t{routes[static_cast<std::size_t>(i)]});
+  };
   const auto load_row = [&](std::int64_t i, std::byte* operand, float* scales) {
     if (i + 1 < count) {
-      prefetch_row(row_of(std::int64_t{routes[i + 1]}));
+      prefetch_row(row_at(i + 1));
     }
-    OperandRow row = row_of(std::int64_t{routes[i]});
+    OperandRow row = row_at(i);
     row.quantizer = context.quantizer;
     row.scales = scales;
-    loaded.rows[i] = context.body.load_operand(row, context.shape, operand);
+    room.rows[i] = context.body.load_operand(row, context.shape, operand);
   };
   for (Tiles tile(count, context.body.max_tokens); tile.next();) {
-    std::byte* at = operands + tile.first * row_bytes;
+    std::byte* at = room.operands + tile.first * row_bytes;
     float* scales = context.operand_scales(at, tile.num_tokens);
     if (tile.num_tokens == 1) {
       load_row(tile.first, at, scales);
@@ -269,19 +268,19 @@ void load_routes(const StepContext& context,
       }
       continue;
     }
-    std::byte* rows = context.spare_rows(worker);
     for (std::int64_t first = 0; first < tile.num_tokens; first += context.scratch.spare_rows) {
       const std::int64_t num_rows = std::min(context.scratch.spare_rows, tile.num_tokens - first);
       for (std::int64_t i = 0; i < num_rows; ++i) {
         load_row(
             tile.first + first + i,
-            rows + i * row_bytes,
+            room.spare + i * row_bytes,
             scales == nullptr ? nullptr : scales + (first + i) * context.operand_scale_stride());
       }
       const std::int64_t pairs = device::panel16_num_steps(context.shape) * kPairsOfStep;
-      context.body.interleave({rows, row_bytes, num_rows, pairs, at, first, tile.num_tokens});
+      context.body.interleave({room.spare, row_bytes, num_rows, pairs, at, first, tile.num_tokens});
     }
   }
+  return {routes.data(), count, room.operands, room.rows};
 }
 
 // The panels of one dot call and of the one after it.
@@ -299,7 +298,7 @@ void dot_tiles(const StepContext& context,
                Sink sink) {
   alignas(kLineBytes) float sums[kSumsOfDot];
   for (Tiles tile(loaded.count, context.body.max_tokens); tile.next();) {
-    const std::byte* operand = loaded.operands + tile.first * context.scratch.operand_row_bytes;
+    const std::byte* operand = loaded.operands + tile.first * context.row_bytes;
     context.body.dot({panels.bytes,
                       panels.count,
                       &context.shape,
@@ -324,6 +323,85 @@ OperandRow x_row(const CpuCall& call, std::int64_t expert, std::int64_t route) {
   row.global = scales == nullptr ? 1.0F : scales[0];
   return row;
 }
+
+// Rows of x in calls of few tokens: a worker loads each of them once, and not once for every expert
+// that it goes to.
+class TokenRows {
+ public:
+  TokenRows(const StepContext& context, const OperandRoom& room)
+      : context_(context), room_(room), tile_room_(room) {
+    tile_room_.operands += context.routes.num_tokens * context.row_bytes;
+    tile_room_.rows += context.routes.num_tokens;
+  }
+
+  /// Whether all tokens have room, and one expert's tile of them behind.
+  static bool fit(const StepContext& context) {
+    return 2 * context.routes.num_tokens <= context.most_held_rows();
+  }
+
+  LoadedRoutes load(std::int64_t expert, std::span<const std::int32_t> routes) {
+    for (const std::int32_t route : routes) {
+      load_token(expert, route);
+    }
+    const auto count = static_cast<std::int64_t>(routes.size());
+    if (count == 1) {
+      return {routes.data(), 1, row(routes[0]), room_.rows + token(routes[0])};
+    }
+    for (Tiles tile(count, context_.body.max_tokens); tile.next();) {
+      for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
+        put_in_tile(routes[static_cast<std::size_t>(tile.first + i)], tile, i);
+      }
+    }
+    return {routes.data(), count, tile_room_.operands, tile_room_.rows};
+  }
+
+ private:
+  [[nodiscard]] std::int64_t token(std::int64_t route) const {
+    return route / context_.routes.top_k;
+  }
+
+  [[nodiscard]] std::byte* row(std::int64_t route) const {
+    return room_.operands + token(route) * context_.row_bytes;
+  }
+
+  // Experts may differ in what they divide a token by.
+  void load_token(std::int64_t expert, std::int64_t route) {
+    OperandRow source = x_row(context_.call, expert, route);
+    Held& held = held_[token(route)];
+    if (held.loaded && held.global == source.global) {
+      return;
+    }
+    held = {true, source.global};
+    source.quantizer = context_.quantizer;
+    source.scales = context_.operand_scales(row(route), 1);
+    room_.rows[token(route)] = context_.body.load_operand(source, context_.shape, row(route));
+  }
+
+  void put_in_tile(std::int64_t route, const Tiles& tile, std::int64_t i) {
+    tile_room_.rows[tile.first + i] = room_.rows[token(route)];
+    std::byte* at = tile_room_.operands + tile.first * context_.row_bytes;
+    if (context_.body.interleave == nullptr) {
+      std::copy_n(row(route), context_.operand_row_bytes(), at + i * context_.operand_row_bytes());
+      return;
+    }
+    const std::int64_t pairs = device::panel16_num_steps(context_.shape) * kPairsOfStep;
+    context_.body.interleave({row(route), 0, 1, pairs, at, i, tile.num_tokens});
+    if (float* scales = context_.operand_scales(at, tile.num_tokens); scales != nullptr) {
+      const std::int64_t stride = context_.operand_scale_stride();
+      std::copy_n(context_.operand_scales(row(route), 1), stride, scales + i * stride);
+    }
+  }
+
+  struct Held {
+    bool loaded = false;
+    float global = 1.0F;
+  };
+
+  const StepContext& context_;
+  OperandRoom room_;
+  OperandRoom tile_room_;
+  Held held_[kMostOperandRows];
+};
 
 // One panel pair (gate and up) of a run for a set of loaded routes.
 void gate_up_panel(const StepContext& context,
@@ -377,7 +455,9 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
   activate.params = recipes::activation_params(context.call.plan->problem.activation);
   ExpertShares shares(
       routes, context.body, device::panel16_num_panels(context.shape), worker, num_workers);
-  LoadedRoutes loaded;
+  LoadedRow rows[kMostOperandRows];
+  const OperandRoom room = context.operand_room(worker, rows);
+  TokenRows few_tokens(context, room);
   for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
     const std::int64_t begin = routes.offsets[expert];
     const std::int64_t end = routes.offsets[expert + 1];
@@ -389,13 +469,12 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
     const PanelRun run{
         expert, panels, next < routes.num_experts ? context.call.weights.gate_up(next) : nullptr};
     for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
-      load_routes(
-          context,
-          worker,
-          routes.order + first,
-          std::min(context.scratch.operand_rows, end - first),
-          [&](std::int64_t route) { return x_row(context.call, expert, route); },
-          loaded);
+      const auto some = routes.ordered(first, std::min(context.scratch.operand_rows, end - first));
+      const LoadedRoutes loaded = TokenRows::fit(context)
+                                      ? few_tokens.load(expert, some)
+                                      : load_routes(context, room, some, [&](std::int64_t route) {
+                                          return x_row(context.call, expert, route);
+                                        });
       for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
         gate_up_panel(context, loaded, run, panel, activate);
       }
@@ -449,62 +528,122 @@ void down_panels(const StepContext& context,
   }
 }
 
-void down_block(const StepContext& context,
-                std::int64_t worker,
-                const Share& block,
-                std::int64_t block_panels) {
+// Operands of `count` routes of an expert from `first` on in the order of routes.
+LoadedRoutes load_intermediate(const StepContext& context,
+                               const OperandRoom& room,
+                               std::int64_t expert,
+                               std::int64_t first,
+                               std::int64_t count) {
   const CpuCall& call = context.call;
-  const Routes& routes = context.routes;
   const std::int64_t inner = call.plan->problem.intermediate_size;
   const auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
-  float* route_sums = context.route_sums(worker);
-  const std::int64_t block_stride = block_panels * kPanelRows;
-  const auto first_panel = [&](std::int64_t expert, std::int64_t panel) {
-    return call.weights.down(expert) + device::panel16_panel_offset(context.shape, panel, 0);
-  };
-  LoadedRoutes loaded;
-  for (std::int64_t expert = context.active_expert(0); expert < routes.num_experts;) {
-    const std::int64_t next = context.active_expert(expert + 1);
-    const PanelRun run{
-        expert, block, next < routes.num_experts ? first_panel(next, block.begin) : nullptr};
-    const std::int64_t end = routes.offsets[expert + 1];
-    const float* scales = call.weights.input_scales(expert);
-    for (std::int64_t first = routes.offsets[expert]; first < end;
-         first += context.scratch.operand_rows) {
-      load_routes(
-          context,
-          worker,
-          routes.order + first,
-          std::min(context.scratch.operand_rows, end - first),
-          [&](std::int64_t route) {
-            OperandRow row{intermediate + route * inner, DType::kBf16, inner};
-            row.global = scales == nullptr ? 1.0F : scales[1];
-            return row;
-          },
-          loaded);
-      down_panels(context, loaded, run, route_sums, block_stride);
-    }
-    expert = next;
-  }
-  combine_rows(call,
-               context.body,
-               routes,
-               {route_sums,
-                block_stride,
-                block.begin * kPanelRows,
-                std::min(block.end * kPanelRows, call.plan->problem.hidden_size)});
+  const float* scales = call.weights.input_scales(expert);
+  return load_routes(context, room, context.routes.ordered(first, count), [&](std::int64_t route) {
+    OperandRow row{intermediate + route * inner, DType::kBf16, inner};
+    row.global = scales == nullptr ? 1.0F : scales[1];
+    return row;
+  });
 }
 
-void down_worker(const StepContext& context, std::int64_t worker, std::int64_t num_workers) {
-  const Share mine = share_of(device::panel16_num_panels(context.shape), worker, num_workers);
-  constexpr std::int64_t kSumBytes = kPanelRows * 4;
-  const std::int64_t panels_that_fit =
-      context.scratch.route_sums_bytes / (context.routes.num_routes() * kSumBytes);
-  for (std::int64_t begin = mine.begin; begin < mine.end; begin += panels_that_fit) {
-    const std::int64_t end = std::min(begin + panels_that_fit, mine.end);
-    down_block(context, worker, {begin, end}, end - begin);
+// The down step of one worker: its panels in blocks, of each block the sums of all routes and then
+// the output.
+class DownWork {
+ public:
+  DownWork(const StepContext& context, std::int64_t worker, std::int64_t num_workers)
+      : context_(context),
+        room_(context.operand_room(worker, rows_)),
+        route_sums_(context.route_sums(worker)),
+        mine_(share_of(device::panel16_num_panels(context.shape), worker, num_workers)) {}
+
+  void run() {
+    constexpr std::int64_t kSumBytes = kPanelRows * 4;
+    const std::int64_t panels_that_fit =
+        context_.scratch.route_sums_bytes / (context_.routes.num_routes() * kSumBytes);
+    const bool held = context_.routes.num_routes() <= context_.most_held_rows();
+    if (held) {
+      hold_all();
+    }
+    block_panels_ = held ? std::min(panels_that_fit, kPanelsOfHeldBlock) : panels_that_fit;
+    for (std::int64_t begin = mine_.begin; begin < mine_.end; begin += block_panels_) {
+      const Share block{begin, std::min(begin + block_panels_, mine_.end)};
+      held ? sum_held(block) : sum_expert_by_expert(block);
+      combine_rows(context_.call,
+                   context_.body,
+                   context_.routes,
+                   {route_sums_,
+                    block_panels_ * kPanelRows,
+                    block.begin * kPanelRows,
+                    std::min(block.end * kPanelRows, context_.call.plan->problem.hidden_size)});
+    }
   }
-}
+
+ private:
+  // Few routes: their operands are loaded once, and the sums of a block are still in the caches
+  // when they are combined. One chunk of combine_rows.
+  static constexpr std::int64_t kPanelsOfHeldBlock = 16;
+
+  struct HeldExpert {
+    std::int64_t expert = 0;
+    LoadedRoutes loaded;
+  };
+
+  void hold_all() {
+    const Routes& routes = context_.routes;
+    OperandRoom room = room_;
+    for (std::int64_t expert = context_.active_expert(0); expert < routes.num_experts;
+         expert = context_.active_expert(expert + 1)) {
+      const std::int64_t first = routes.offsets[expert];
+      const std::int64_t count = routes.offsets[expert + 1] - first;
+      experts_[num_held_++] = {expert, load_intermediate(context_, room, expert, first, count)};
+      room.operands += count * context_.row_bytes;
+      room.rows += count;
+    }
+  }
+
+  void sum_held(const Share& block) {
+    for (std::int64_t i = 0; i < num_held_; ++i) {
+      const HeldExpert& held = experts_[i];
+      const std::byte* after = i + 1 < num_held_ ? first_panel(experts_[i + 1].expert, block.begin)
+                               : block.end < mine_.end ? first_panel(experts_[0].expert, block.end)
+                                                       : nullptr;
+      sum_panels(held.loaded, {held.expert, block, after});
+    }
+  }
+
+  void sum_expert_by_expert(const Share& block) {
+    const Routes& routes = context_.routes;
+    for (std::int64_t expert = context_.active_expert(0); expert < routes.num_experts;) {
+      const std::int64_t next = context_.active_expert(expert + 1);
+      const PanelRun run{
+          expert, block, next < routes.num_experts ? first_panel(next, block.begin) : nullptr};
+      const std::int64_t end = routes.offsets[expert + 1];
+      for (std::int64_t first = routes.offsets[expert]; first < end;
+           first += context_.scratch.operand_rows) {
+        const std::int64_t count = std::min(context_.scratch.operand_rows, end - first);
+        sum_panels(load_intermediate(context_, room_, expert, first, count), run);
+      }
+      expert = next;
+    }
+  }
+
+  void sum_panels(const LoadedRoutes& loaded, const PanelRun& run) {
+    down_panels(context_, loaded, run, route_sums_, block_panels_ * kPanelRows);
+  }
+
+  [[nodiscard]] const std::byte* first_panel(std::int64_t expert, std::int64_t panel) const {
+    return context_.call.weights.down(expert) +
+           device::panel16_panel_offset(context_.shape, panel, 0);
+  }
+
+  const StepContext& context_;
+  LoadedRow rows_[kMostOperandRows];
+  OperandRoom room_;
+  float* route_sums_;
+  Share mine_;
+  std::int64_t block_panels_ = 0;
+  HeldExpert experts_[kMostOperandRows];
+  std::int64_t num_held_ = 0;
+};
 
 // Runs work(worker, workers) on as many threads as the plan has room for.
 template <typename Work>
@@ -580,7 +719,7 @@ void gate_up_step(const CpuCall& call, base::ThreadPool& pool, const Body& body)
 void down_step(const CpuCall& call, base::ThreadPool& pool, const Body& body) noexcept {
   const StepContext context(call, body, resolved_routes(call), call.weights.layout->down);
   on_planned_workers(pool, context, [&](std::int64_t worker, std::int64_t num_workers) {
-    down_worker(context, worker, num_workers);
+    DownWork(context, worker, num_workers).run();
   });
 }
 

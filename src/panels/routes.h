@@ -4,6 +4,7 @@
 // The routes of one call as the steps see them: who goes where, with what weight.
 
 #include <cstdint>
+#include <span>
 
 #include "plan/family.h"
 
@@ -21,6 +22,12 @@ struct Routes {
   float weight_scale = 1.0F;  // routed scaling where it stands on the weights
 
   [[nodiscard]] std::int64_t num_routes() const { return num_tokens * top_k; }
+
+  /// `count` routes from the `first` on in the order of experts.
+  [[nodiscard]] std::span<const std::int32_t> ordered(std::int64_t first,
+                                                      std::int64_t count) const {
+    return {order + first, static_cast<std::size_t>(count)};
+  }
 
   /// The router weight p of a route, scaled.
   [[nodiscard]] float weight(std::int64_t route) const {
