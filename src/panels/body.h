@@ -103,15 +103,16 @@ struct InterleaveCall {
   std::int64_t num_tokens = 1;
 };
 
-/// out[routes[t]][row] = sums[t][row] * global * rows[t].factor [+ bias[row]] of one panel.
+/// out[routes[t]][16 p + row] = sums[p][t][row] * global * rows[t].factor [+ bias[16 p + row]].
 struct ScaleCall {
-  const float* sums = nullptr;  // [num_tokens, 16]
+  const float* sums = nullptr;  // [num_panels, num_tokens, 16]
+  std::int64_t num_panels = 1;
   std::int64_t num_tokens = 1;
   float global = 1.0F;
   const LoadedRow* rows = nullptr;       // [num_tokens]
-  const float* bias = nullptr;           // [16] or null
+  const float* bias = nullptr;           // [16 * num_panels] or null
   const std::int32_t* routes = nullptr;  // [num_tokens]
-  float* out = nullptr;                  // 16 of each route, out_stride apart
+  float* out = nullptr;                  // 16 * num_panels of each route, out_stride apart
   std::int64_t out_stride = 0;
 };
 

@@ -617,14 +617,18 @@ void interleave(const InterleaveCall& call) {
 inline void scale(const ScaleCall& call) {
   for (i64 t = 0; t < call.num_tokens; ++t) {
     const float factor = call.rows[t].factor;
-    float values[kPanelRows];
-    for (i64 row = 0; row < kPanelRows; ++row) {
-      values[row] = call.sums[t * kPanelRows + row] * call.global * factor;
+    const float* sums = call.sums + t * kPanelRows;
+    float* out = call.out + call.routes[t] * call.out_stride;
+    for (i64 first = 0; first < call.num_panels * kPanelRows; first += kPanelRows) {
+      float values[kPanelRows];
+      for (i64 row = 0; row < kPanelRows; ++row) {
+        values[row] = sums[first * call.num_tokens + row] * call.global * factor;
+      }
+      for (i64 row = 0; call.bias != nullptr && row < kPanelRows; ++row) {
+        values[row] += call.bias[first + row];
+      }
+      std::memcpy(out + first, values, sizeof(values));
     }
-    for (i64 row = 0; call.bias != nullptr && row < kPanelRows; ++row) {
-      values[row] += call.bias[row];
-    }
-    std::memcpy(call.out + call.routes[t] * call.out_stride, values, sizeof(values));
   }
 }
 

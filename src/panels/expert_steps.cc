@@ -500,30 +500,29 @@ void down_panels(const StepContext& context,
   for (std::int64_t panel = block.begin; panel < block.end; panel += panels_of_dot) {
     const std::int64_t num_panels = std::min(panels_of_dot, block.end - panel);
     const std::int64_t first_row = panel * kPanelRows;
-    float biases[kMostPanelsOfDot * kPanelRows] = {};
-    if (bias != nullptr) {
-      std::copy_n(bias + first_row, std::min(num_panels * kPanelRows, hidden - first_row), biases);
-    }
-    ScaleCall scale{.global = global, .out_stride = block_stride};
-    const std::byte* bytes = weights.down(run.expert);
-    const auto at = [&](std::int64_t index) {
-      return bytes + device::panel16_panel_offset(context.shape, index, 0);
-    };
     const std::int64_t next = panel + num_panels;
-    float* block_sums = route_sums + (panel - block.begin) * kPanelRows;
+    float padded[kMostPanelsOfDot * kPanelRows];
+    const auto at = [&](std::int64_t index) {
+      return weights.down(run.expert) + device::panel16_panel_offset(context.shape, index, 0);
+    };
+    ScaleCall scale{.num_panels = num_panels,
+                    .global = global,
+                    .bias = bias == nullptr ? nullptr : bias + first_row,
+                    .out = route_sums + (panel - block.begin) * kPanelRows,
+                    .out_stride = block_stride};
+    if (bias != nullptr && (first_row + num_panels * kPanelRows) > hidden) {
+      std::fill(std::copy(scale.bias, bias + hidden, padded), std::end(padded), 0.0F);
+      scale.bias = padded;
+    }
     dot_tiles(context,
               loaded,
               {at(panel), num_panels, next < block.end ? at(next) : run.after},
               [&](std::int64_t first, std::int64_t tokens, const float* sums) {
+                scale.sums = sums;
                 scale.num_tokens = tokens;
                 scale.rows = loaded.rows + first;
                 scale.routes = loaded.routes + first;
-                for (std::int64_t i = 0; i < num_panels; ++i) {
-                  scale.sums = sums + i * tokens * kPanelRows;
-                  scale.bias = bias == nullptr ? nullptr : biases + i * kPanelRows;
-                  scale.out = block_sums + i * kPanelRows;
-                  context.body.scale(scale);
-                }
+                context.body.scale(scale);
               });
   }
 }
