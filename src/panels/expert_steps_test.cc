@@ -245,6 +245,26 @@ TEST(ExpertSteps, NonFiniteTokenGivesNanInItsRowAlone) {
   }
 }
 
+// Where products and activation alone would leave infinities, or zeros of relu2.
+TEST(ExpertSteps, AnInfiniteOperandLeavesNoNumberInItsRow) {
+  for (const std::string& isa : testable_isas()) {
+    for (const Recipe recipe : kEveryRecipe) {
+      Problem problem = small_problem(recipe);
+      problem.top_k = 1;
+      problem.hidden_size = problem.intermediate_size = 8;
+      problem.activation.kind = ActivationKind::kRelu2;
+      LayerCase layer(problem, 12);
+      for (std::size_t token = 0; token < 12; ++token) {
+        layer.x[token * 8 + token % 8] = token < 8 ? std::numeric_limits<float>::infinity() : 1.0F;
+      }
+      const LayerCase::Output output = layer.run(isa, 2, ExecutionFamily::kGrouped);
+      for (std::size_t i = 0; i < output.out.size(); ++i) {
+        EXPECT_EQ(std::isnan(output.out[i]), i < 8 * 8) << isa << ' ' << i;
+      }
+    }
+  }
+}
+
 TEST(ExpertSteps, ZeroWeightRouteChangesNothing) {
   for (const std::string& isa : testable_isas()) {
     LayerCase layer(small_problem(Recipe::kW4a16Nvfp4), 4);

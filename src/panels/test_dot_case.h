@@ -78,7 +78,8 @@ class DotCase {
     // As expert_steps.cc sets a row aside.
     const int64_t cols = device::round_up(shape_.cols, device::kPanel16StepCols) + 8;
     const int64_t row_bytes = device::round_up(cols * body.operand_bytes, int64_t{64});
-    std::vector<std::byte> rows(static_cast<std::size_t>(row_bytes * count));
+    // What nobody writes is NaN, as in a workspace that another layer used.
+    std::vector<std::byte> rows(static_cast<std::size_t>(row_bytes * count), std::byte{0xFF});
     for (int64_t t = 0; t < count; ++t) {
       const OperandRow row{x_.data() + (first + t) * shape_.cols, DType::kF32, shape_.cols};
       EXPECT_TRUE(body.load_operand(row, shape_, rows.data() + t * row_bytes).finite);
@@ -99,6 +100,16 @@ class DotCase {
     }
     body.dot(call);
     return sums;
+  }
+
+  /// What sums of a token are to be multiplied with.
+  float factor(const Body& body, int64_t token) const {
+    const auto steps = static_cast<std::size_t>(device::panel16_num_steps(shape_) + 8);
+    std::vector<std::byte> room(steps * device::kPanel16StepCols * kMostOperandBytes);
+    return body
+        .load_operand(
+            {x_.data() + token * shape_.cols, DType::kF32, shape_.cols}, shape_, room.data())
+        .factor;
   }
 
   /// Σ weight * x in double and Σ |weight * x|.
@@ -151,7 +162,7 @@ class DotCase {
       }
       default: {
         const float scale = device::bf16_round(0.01F + static_cast<float>(draw(100)) / 50.0F);
-        const std::uint32_t point = shape_.element == Panel16Element::kInt4 ? draw(16) : 0U;
+        const std::uint32_t point = shape_.element == Panel16Element::kInt4 ? draw(17) : 0U;
         const std::uint32_t word = device::panel16_int4_word(scale, point);
         std::memcpy(at, &word, sizeof(word));
         *zero = static_cast<double>(point);

@@ -51,5 +51,47 @@ TEST(EmulatedLayers, EveryRecipeIsWithinItsBounds) {
   EXPECT_GE(checked, 100000);
 }
 
+// A rank's part: down begins inside a scale group, and inside a block of rows where there are such.
+void begin_inside_a_group(Problem& problem) {
+  const FormatInfo& format = format_info(recipe_info(problem.recipe).weights);
+  if (format.element == DType::kI4) {
+    problem.weight_group_size = 64;
+    problem.down_group_offset = 40;
+  } else if (format.group_size != 0) {
+    problem.down_group_offset = format.group_size - 8;
+    problem.gate_up_row_offset = format.group_rows > 1 ? 120 : 0;
+  }
+}
+
+// Inputs of other sizes, and weights that begin anywhere: each body has its own way with these.
+TEST(EmulatedLayers, ShardsAndExtremesAreWithinTheirBounds) {
+  constexpr int kThreads = 2;
+  const auto runtime = Runtime::create({.num_threads = kThreads});
+  ASSERT_TRUE(runtime.has_value());
+  std::int64_t checked = 0;
+  for (const std::string& isa : testable_isas()) {
+    DeviceDescriptor device = *device_from_name(select_body(isa));
+    device.num_threads = kThreads;
+    for (const RecipeInfo& recipe : kRecipes) {
+      for (const char* quirk :
+           {"none", "large_x", "subnormal_x", "nan_token", "subnormal_scales", "wide_scales"}) {
+        VerifyCase layer = layer_of(recipe.recipe, 5);
+        begin_inside_a_group(layer.problem);
+        layer.quirk = quirk;
+        SCOPED_TRACE(isa + " " + verify_case_line(layer));
+        const auto report = run_verify_case(*runtime, layer, device);
+        if (!report.has_value()) {  // formats without scales have no extreme ones
+          EXPECT_EQ(report.status().code(), StatusCode::kInvalidArgument)
+              << report.status().to_string();
+          continue;
+        }
+        EXPECT_TRUE(report->passed) << report->first_failure;
+        checked += report->outputs_checked;
+      }
+    }
+  }
+  EXPECT_GE(checked, 3 * 8 * 4 * 136);
+}
+
 }  // namespace
 }  // namespace moekit::panels
