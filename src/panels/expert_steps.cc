@@ -334,9 +334,21 @@ class TokenRows {
     tile_room_.rows += context.routes.num_tokens;
   }
 
-  /// Whether all tokens have room, and one expert's tile of them behind.
+  /// Whether all tokens have room, and the rows of any one expert behind: a token may name an
+  /// expert more than once.
   static bool fit(const StepContext& context) {
-    return 2 * context.routes.num_tokens <= context.most_held_rows();
+    std::int64_t most = context.most_held_rows() - context.routes.num_tokens;
+    if (context.routes.num_tokens > most) {
+      return false;
+    }
+    most = std::min(most, context.scratch.operand_rows);
+    const std::int32_t* offsets = context.routes.offsets;
+    for (std::int64_t expert = 0; expert < context.routes.num_experts; ++expert) {
+      if (offsets[expert + 1] - offsets[expert] > most) {
+        return false;
+      }
+    }
+    return true;
   }
 
   LoadedRoutes load(std::int64_t expert, std::span<const std::int32_t> routes) {
@@ -458,6 +470,7 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
   LoadedRow rows[kMostOperandRows];
   const OperandRoom room = context.operand_room(worker, rows);
   TokenRows few_tokens(context, room);
+  const bool few = TokenRows::fit(context);
   for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
     const std::int64_t begin = routes.offsets[expert];
     const std::int64_t end = routes.offsets[expert + 1];
@@ -470,8 +483,7 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
         expert, panels, next < routes.num_experts ? context.call.weights.gate_up(next) : nullptr};
     for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
       const auto some = routes.ordered(first, std::min(context.scratch.operand_rows, end - first));
-      const LoadedRoutes loaded = TokenRows::fit(context)
-                                      ? few_tokens.load(expert, some)
+      const LoadedRoutes loaded = few ? few_tokens.load(expert, some)
                                       : load_routes(context, room, some, [&](std::int64_t route) {
                                           return x_row(context.call, expert, route);
                                         });
@@ -558,7 +570,9 @@ class DownWork {
     constexpr std::int64_t kSumBytes = kPanelRows * 4;
     const std::int64_t panels_that_fit =
         context_.scratch.route_sums_bytes / (context_.routes.num_routes() * kSumBytes);
-    const bool held = context_.routes.num_routes() <= context_.most_held_rows();
+    // Without spare rows nothing can be interleaved, whatever rows of this step would fit.
+    const bool held = context_.scratch.spare_rows > 0 &&
+                      context_.routes.num_routes() <= context_.most_held_rows();
     if (held) {
       hold_all();
     }

@@ -291,6 +291,41 @@ TEST(ExpertSteps, RowsLoadedAloneServeTheirOwnTokenOnly) {
   EXPECT_GE(judged, 3 * 2 * 2 * (2 * 136 + 8 * 112));
 }
 
+// Few tokens and many routes: one expert has more rows than there are tokens.
+TEST(ExpertSteps, TokensMayNameAnExpertInEverySlot) {
+  std::int64_t judged = 0;
+  for (const Recipe recipe : kEveryRecipe) {
+    for (const auto& [tokens, top_k] : {std::pair{8, 8}, {2, 32}, {16, 4}, {1, 5}}) {
+      Problem problem = small_problem(recipe);
+      problem.num_experts = 32;
+      problem.top_k = top_k;
+      LayerCase layer(problem, tokens);
+      layer.ids.assign(layer.ids.size(), 3);
+      layer.ids.back() = 4;
+      SCOPED_TRACE("M " + std::to_string(tokens) + " top_k " + std::to_string(top_k));
+      judged += check_everywhere(layer);
+    }
+  }
+  EXPECT_GE(judged, 3 * 2 * 2 * 27 * 136);
+}
+
+// Of rows as long as x a worker holds one, of those of the intermediate many.
+TEST(ExpertSteps, LongRowsOfXLeaveNoRoomToInterleave) {
+  Problem problem = small_problem(Recipe::kW4a16Mxfp4);
+  problem.num_experts = 2;
+  problem.top_k = 1;
+  problem.hidden_size = 65544;
+  problem.intermediate_size = 8;
+  LayerCase layer(problem, 3);
+  layer.ids = {1, 1, 0};
+  for (const std::string& isa : testable_isas()) {
+    DeviceDescriptor device = *device_from_name(select_body(isa));
+    device.num_threads = 2;
+    ASSERT_EQ(scratch_layout(problem, device, 3).spare_rows, 0);
+    EXPECT_GE(check(layer, layer.run(isa, 2, ExecutionFamily::kDirect)), 3 * 65544);
+  }
+}
+
 TEST(ExpertSteps, ChunksOfTokensGiveTheSameBits) {
   for (const std::string& isa : testable_isas()) {
     Problem problem = small_problem(Recipe::kW4a16Nvfp4);
