@@ -3,10 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <thread>
@@ -15,6 +12,8 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #endif
+
+#include "base/cpu_quota.h"
 
 namespace moekit::base {
 
@@ -115,34 +114,6 @@ std::string read_model() {
 
 #endif
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-// The quota may stand at the process's cgroup or at any ancestor; the smallest holds.
-std::optional<int> threads_from_cgroup() {
-  const std::string membership = read_text("/proc/self/cgroup");
-  const std::size_t line = membership.find("0::/");
-  if (line == std::string::npos) {
-    return std::nullopt;
-  }
-  const std::size_t begin = line + 3;
-  std::string group = membership.substr(begin, membership.find('\n', begin) - begin);
-  std::optional<int> smallest;
-  while (true) {
-    const auto here = threads_from_cpu_max(read_text("/sys/fs/cgroup" + group + "/cpu.max"));
-    if (here.has_value()) {
-      smallest = std::min(smallest.value_or(*here), *here);
-    }
-    const std::size_t slash = group.rfind('/');
-    if (slash == std::string::npos) {
-      return smallest;
-    }
-    group.resize(slash);
-  }
-}
-
 /// What make() returns, or nothing where there is no memory for it: a processor has more to say
 /// than its name.
 template <typename Make>
@@ -162,7 +133,7 @@ int count_threads() {
   if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) {
     threads = std::max(1, CPU_COUNT(&allowed));
   }
-  return std::min(threads, or_nothing(threads_from_cgroup).value_or(threads));
+  return std::min(threads, or_nothing([] { return threads_from_cgroups(); }).value_or(threads));
 }
 
 std::int64_t cache_bytes(int name, std::int64_t fallback) {
@@ -194,21 +165,6 @@ CpuIsa isa_from_cpuid(const CpuidWords& words) noexcept {
                    has(words.leaf7_edx, 23) &&                              // AVX512-FP16
                    (words.xcr0 & kTileState) == kTileState;
   return amx ? CpuIsa::kAmx : CpuIsa::kAvx512;
-}
-
-std::optional<int> threads_from_cpu_max(std::string_view cpu_max) {
-  std::int64_t quota = 0;
-  const char* const end = cpu_max.data() + cpu_max.size();
-  const auto [after_quota, quota_error] = std::from_chars(cpu_max.data(), end, quota);
-  if (quota_error != std::errc() || after_quota == end || *after_quota != ' ' || quota <= 0) {
-    return std::nullopt;
-  }
-  std::int64_t period = 0;
-  const auto [after_period, period_error] = std::from_chars(after_quota + 1, end, period);
-  if (period_error != std::errc() || period <= 0) {
-    return std::nullopt;
-  }
-  return static_cast<int>(std::clamp<std::int64_t>(quota / period, 1, 1 << 16));
 }
 
 bool avx_vnni_from_cpuid(const CpuidWords& words) noexcept {

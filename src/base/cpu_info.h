@@ -5,9 +5,7 @@
 // when a device descriptor is made, never on a hot path.
 
 #include <cstdint>
-#include <optional>
 #include <string>
-#include <string_view>
 
 namespace moekit::base {
 
@@ -35,10 +33,6 @@ struct CpuInfo {
 /// (CPUID) and the saving of its registers (XCR0) are there; for tiles Linux is asked to let this
 /// process use them, which no later call takes back.
 [[nodiscard]] CpuInfo detect_cpu() noexcept;
-
-/// Whole CPUs that a cgroup v2 `cpu.max` line ("200000 100000", "max 100000") grants, at least 1;
-/// nullopt without a limit or when the text is not such a line.
-[[nodiscard]] std::optional<int> threads_from_cpu_max(std::string_view cpu_max);
 
 /// The highest ISA for these CPUID words and XCR0; separate from detect_cpu so that a test can ask
 /// about machines that are not here.

@@ -74,17 +74,6 @@ TEST(CpuInfo, IsaNeedsTheOperatingSystem) {
   EXPECT_EQ(isa_from_cpuid({}), CpuIsa::kPortable);
 }
 
-TEST(CpuInfo, QuotaRoundsDownAndIsAtLeastOne) {
-  EXPECT_EQ(threads_from_cpu_max("200000 100000\n"), 2);
-  EXPECT_EQ(threads_from_cpu_max("250000 100000\n"), 2);
-  EXPECT_EQ(threads_from_cpu_max("50000 100000\n"), 1);
-  EXPECT_EQ(threads_from_cpu_max("max 100000\n"), std::nullopt);
-  EXPECT_EQ(threads_from_cpu_max(""), std::nullopt);
-  EXPECT_EQ(threads_from_cpu_max("100000"), std::nullopt);
-  EXPECT_EQ(threads_from_cpu_max("100000 0"), std::nullopt);
-  EXPECT_EQ(threads_from_cpu_max("-1 100000"), std::nullopt);
-}
-
 TEST(CpuInfo, ThisMachineIsPlausible) {
   const CpuInfo info = detect_cpu();
   EXPECT_GE(info.threads, 1);
