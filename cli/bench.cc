@@ -23,6 +23,7 @@
 #include "cli/layer_call.h"
 #include "cli/options.h"
 #include "cli/random_inputs.h"
+#include "cli/reports.h"
 #include "cli/subject.h"
 #include "cli/verbs.h"
 
@@ -264,7 +265,7 @@ BenchResult describe(const BenchOptions& options, const BenchLayer& layer, const
   verify_case.seed = options.seed;
   verify_case.quirk = "none";
   verify_case.overrides = layer.subject.overrides;
-  result.case_line = verify_case_line(verify_case);
+  result.case_line = text_or_throw(verify_case_line(verify_case));
   return result;
 }
 

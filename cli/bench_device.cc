@@ -16,6 +16,7 @@
 #include "cli/layer_call.h"
 #include "cli/options.h"
 #include "cli/random_inputs.h"
+#include "cli/reports.h"
 #include "cli/subject.h"
 #include "cli/verbs.h"
 
@@ -99,7 +100,7 @@ std::string case_line(const BenchOptions& options, const DeviceLayer& layer, con
   verify_case.seed = options.seed;
   verify_case.quirk = "none";
   verify_case.overrides = layer.subject.overrides;
-  return verify_case_line(verify_case);
+  return text_or_throw(verify_case_line(verify_case));
 }
 
 /// Checks the first call, then times. A failed check leaves the result without times.

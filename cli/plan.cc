@@ -64,8 +64,9 @@ Result<ExitCode> plan_verb(Console& console, const PlanOptions& options) {
     MOEKIT_ASSIGN_OR_RETURN(problem, local_problem(problem, *shard));
   }
   MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, subject.device, subject.overrides));
-  std::string text =
-      options.layer.json ? plan.to_json(*options.tokens) : plan.to_text(*options.tokens);
+  MOEKIT_ASSIGN_OR_RETURN(
+      std::string text,
+      options.layer.json ? plan.to_json(*options.tokens) : plan.to_text(*options.tokens));
   if (text.empty() || text.back() != '\n') {
     text.push_back('\n');
   }

@@ -2,6 +2,8 @@
 #include "cli/reports.h"
 
 #include <cmath>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -22,6 +24,13 @@ Json number_json(double value) {
 }
 
 }  // namespace
+
+std::string text_or_throw(Result<std::string> text) {
+  if (!text.has_value()) {
+    throw std::bad_alloc();
+  }
+  return *std::move(text);
+}
 
 std::vector<NamedDevice> named_devices() {
   std::vector<NamedDevice> named;

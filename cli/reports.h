@@ -33,6 +33,10 @@ struct NamedDevice {
 /// `sigmoid top 2 of 8, groups 2 of 4, renormalize=true …`, without a line break.
 [[nodiscard]] std::string routing_text(const Routing& routing);
 
+/// A text that the library made of values it was given. It fails for want of memory only, which is
+/// the program's bad_alloc.
+[[nodiscard]] std::string text_or_throw(Result<std::string> text);
+
 /// Indented, one line break at the end; bytes that are not UTF-8 become U+FFFD.
 [[nodiscard]] std::string json_text(const nlohmann::ordered_json& json);
 

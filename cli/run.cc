@@ -147,7 +147,7 @@ Status write_output(const RunOptions& options, const Call& call, const RoutedCal
 
 std::string text_report(const RunOptions& options, const Call& call, const RunReport& report) {
   const std::int64_t num_tokens = call.arguments.x.shape[0];
-  std::string text = call.setup.plan.to_text(num_tokens);
+  std::string text = text_or_throw(call.setup.plan.to_text(num_tokens));
   if (!text.empty() && text.back() != '\n') {
     text += '\n';
   }
@@ -175,7 +175,7 @@ std::string json_report(const RunOptions& options, const Call& call, const RunRe
   const std::optional<Routing>& routing = call.setup.plan.problem().routing;
   return json_text(
       {{"schema", kPlanSchema},
-       {"plan", Json::parse(call.setup.plan.to_json(num_tokens))},
+       {"plan", Json::parse(text_or_throw(call.setup.plan.to_json(num_tokens)))},
        {"tokens", num_tokens},
        {"threads", call.setup.runtime.num_threads()},
        {"inferred", report.inferred},

@@ -50,7 +50,8 @@ struct Checked {
 };
 
 std::string case_command(const VerifyOptions& options, const VerifyCase& verify_case) {
-  std::string command = fmt::format("moekit verify --case '{}'", verify_case_line(verify_case));
+  std::string command =
+      fmt::format("moekit verify --case '{}'", text_or_throw(verify_case_line(verify_case)));
   if (options.layer.device) {
     command += fmt::format(" --device {}", *options.layer.device);
   }
@@ -290,7 +291,7 @@ Result<std::vector<Checked>> check_one_line(Console& console, const VerifyOption
   MOEKIT_RETURN_IF_ERROR(checked.error);
   if (!options.layer.json) {
     console.report(fmt::format("case       {}\n{}",
-                               verify_case_line(verify_case),
+                               text_or_throw(verify_case_line(verify_case)),
                                report_text(checked.report, checked.num_tokens)));
   }
   return std::vector<Checked>{std::move(checked)};
@@ -300,8 +301,8 @@ Result<std::vector<VerifyCase>> cases_of_suite(const std::string& name) {
   if (name != "quick" && name != "full") {
     return invalid_argument(fmt::format("--suite {}: unknown, one of quick, full", name));
   }
-  std::vector<VerifyCase> cases =
-      verify_suite(name == "quick" ? VerifySuite::kQuick : VerifySuite::kFull);
+  MOEKIT_ASSIGN_OR_RETURN(std::vector<VerifyCase> cases,
+                          verify_suite(name == "quick" ? VerifySuite::kQuick : VerifySuite::kFull));
   if (cases.empty()) {
     return internal_error(fmt::format("suite {} has no cases", name));
   }

@@ -125,7 +125,8 @@ Status hello() {
   MOEKIT_ASSIGN_OR_RETURN(auto layer, moekit::bind(runtime, plan, experts, memory, call.tensors()));
   MOEKIT_RETURN_IF_ERROR(run(runtime, layer));  // as often as you like
   // [readme]
-  std::fputs(plan.to_text(call.tokens).c_str(), stdout);
+  MOEKIT_ASSIGN_OR_RETURN(const std::string text, plan.to_text(call.tokens));
+  std::fputs(text.c_str(), stdout);
   MOEKIT_ASSIGN_OR_RETURN(const VerifyReport report,
                           verify_call(plan, source, call.tensors(), memory.span()));
   std::printf("%lld outputs checked against the float64 oracle, largest error %.3g\n",

@@ -67,7 +67,8 @@ Status run_layer(const std::string& folder, std::int64_t layer_id) {
   problem.num_tokens = x.shape[0];
   problem.routing = layer.routing;
   MOEKIT_ASSIGN_OR_RETURN(const Plan plan, make_plan(problem, host_cpu()));
-  std::fputs(plan.to_text(problem.num_tokens).c_str(), stdout);
+  MOEKIT_ASSIGN_OR_RETURN(const std::string text, plan.to_text(problem.num_tokens));
+  std::fputs(text.c_str(), stdout);
   MOEKIT_ASSIGN_OR_RETURN(const PackedExperts experts, prepare(plan, layer.source));
 
   const std::int64_t num_router_experts = layer.router.weight.shape[0];

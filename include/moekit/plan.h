@@ -163,11 +163,11 @@ class Plan {
   [[nodiscard]] const Rung* rung(std::int64_t num_tokens) const noexcept;
 
   /// For a person, the rung of `num_tokens` first.
-  [[nodiscard]] std::string to_text(std::int64_t num_tokens) const;
+  [[nodiscard]] Result<std::string> to_text(std::int64_t num_tokens) const noexcept;
 
   /// `plan --json` of spec section 10; `family` and `steps` are of the rung that serves
   /// `num_tokens`.
-  [[nodiscard]] std::string to_json(std::int64_t num_tokens) const;
+  [[nodiscard]] Result<std::string> to_json(std::int64_t num_tokens) const noexcept;
 
   /// Reads to_json back; equal to the plan it came from. The text's problem, device and overrides
   /// are planned again, and a text that says anything else than the outcome is refused: a plan
@@ -177,7 +177,7 @@ class Plan {
   ///         kUnsupported      another schema
   [[nodiscard]] static Result<Plan> from_json(std::string_view json) noexcept;
 
-  /// Stable over processes and machines.
+  /// Stable over processes and machines; allocates nothing.
   [[nodiscard]] std::uint64_t hash() const noexcept;
 
   friend bool operator==(const Plan& left, const Plan& right) noexcept {

@@ -115,7 +115,7 @@ class Binding {
                                    const RunArguments& arguments) noexcept;
 
 /// The stream that a CUDA plan runs on, a CUstream or cudaStream_t of the caller; null is the
-/// default stream of the current context. A CPU plan takes none.
+/// default stream of the current context. A CPU plan takes none: run refuses another than null.
 struct Stream {
   void* handle = nullptr;
 };
@@ -139,7 +139,8 @@ struct Stream {
 /// Order    bit-identical for one plan, whatever the number of threads
 /// Effects  no allocation, no lock taken in the hot path, no file, no environment, no log
 ///          CUDA: one driver call a step once prewarmed, two for a resident one; safe under capture
-/// Errors   kFailedPrecondition  CUDA: a step whose kernel is not loaded, in a capture or frozen
+/// Errors   kInvalidArgument     a moved-from runtime; CPU: a stream
+///          kFailedPrecondition  CUDA: a step whose kernel is not loaded, in a capture or frozen
 ///          kDevice              CUDA: a launch failed, naming the step
 /// Threads  concurrent runs need distinct workspaces; CPU runs of one Runtime take turns at its
 ///          pool

@@ -46,10 +46,8 @@ class [[nodiscard]] Status {
  public:
   Status() noexcept = default;
 
-  Status(StatusCode code, std::string message)
-      : error_(code == StatusCode::kOk
-                   ? nullptr
-                   : std::make_shared<const Error>(Error{code, std::move(message)})) {}
+  /// Without memory for it: the library's one kOutOfMemory, as for every call.
+  Status(StatusCode code, std::string message) noexcept;
 
   [[nodiscard]] bool ok() const noexcept { return error_ == nullptr; }
 
@@ -59,11 +57,11 @@ class [[nodiscard]] Status {
     return ok() ? std::string_view() : std::string_view(error_->message);
   }
 
-  /// The same error with `context: ` before its message; ok stays ok.
-  [[nodiscard]] Status with_context(std::string_view context) const;
+  /// The same error with `context: ` before its message, where there is memory for it; ok stays ok.
+  [[nodiscard]] Status with_context(std::string_view context) const noexcept;
 
-  /// `invalid_argument: message`, or `ok`.
-  [[nodiscard]] std::string to_string() const;
+  /// `invalid_argument: message`, or `ok`; `out_of_memory` where there is none for that text.
+  [[nodiscard]] std::string to_string() const noexcept;
 
   friend bool operator==(const Status& left, const Status& right) noexcept {
     return left.code() == right.code() && left.message() == right.message();
@@ -78,13 +76,13 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Error> error_;
 };
 
-[[nodiscard]] Status invalid_argument(std::string message);
-[[nodiscard]] Status unsupported(std::string message);
-[[nodiscard]] Status failed_precondition(std::string message);
-[[nodiscard]] Status out_of_memory(std::string message);
-[[nodiscard]] Status io_error(std::string message);
-[[nodiscard]] Status device_error(std::string message);
-[[nodiscard]] Status internal_error(std::string message);
+[[nodiscard]] Status invalid_argument(std::string message) noexcept;
+[[nodiscard]] Status unsupported(std::string message) noexcept;
+[[nodiscard]] Status failed_precondition(std::string message) noexcept;
+[[nodiscard]] Status out_of_memory(std::string message) noexcept;
+[[nodiscard]] Status io_error(std::string message) noexcept;
+[[nodiscard]] Status device_error(std::string message) noexcept;
+[[nodiscard]] Status internal_error(std::string message) noexcept;
 
 /// A value or the Status that explains why there is none. Member names are those of std::expected.
 template <typename T>

@@ -76,7 +76,7 @@ struct VerifyCase {
 
 /// `recipe=… h=… i=… e=… k=… m=… seed=… quirk=…`: parse_verify_case reads it back, so that a failed
 /// check prints the line that reproduces it.
-[[nodiscard]] std::string verify_case_line(const VerifyCase& verify_case);
+[[nodiscard]] Result<std::string> verify_case_line(const VerifyCase& verify_case) noexcept;
 [[nodiscard]] Result<VerifyCase> parse_verify_case(std::string_view line) noexcept;
 
 enum class VerifySuite : std::uint8_t { kQuick, kFull };
@@ -84,7 +84,7 @@ enum class VerifySuite : std::uint8_t { kQuick, kFull };
 /// Pairwise covering array over recipes, activations, orders, shapes and token counts; quick is a
 /// subset that runs within a minute. Every I, E and top-k of the published model table occurs in
 /// kFull.
-[[nodiscard]] std::vector<VerifyCase> verify_suite(VerifySuite suite);
+[[nodiscard]] Result<std::vector<VerifyCase>> verify_suite(VerifySuite suite) noexcept;
 
 /// Makes weights and inputs from the seed, plans, prepares, runs twice under two poisons, checks
 /// guard bytes, input hashes and bit equality, then verify_call.

@@ -6,8 +6,12 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstdio>
+#include <dirent.h>
 #include <fcntl.h>
 #include <filesystem>
+#include <ftw.h>
+#include <memory>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <system_error>
@@ -253,18 +257,43 @@ Result<bool> has_file(const std::string& path) {
   return true;
 }
 
+// The C library's: libstdc++'s iterator ends the process where it has no memory for the path.
 Result<std::vector<std::string>> list_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::directory_iterator entries(path, error);
-  std::vector<std::string> names;
-  for (; !error && entries != std::filesystem::directory_iterator(); entries.increment(error)) {
-    names.push_back(entries->path().filename().string());
+  struct Close {
+    void operator()(DIR* folder) const { ::closedir(folder); }
+  };
+
+  const std::unique_ptr<DIR, Close> folder(::opendir(path.c_str()));
+  if (folder == nullptr) {
+    return system_error("list", path, errno);
   }
-  if (error) {
-    return system_error("list", path, error.value());
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* const entry = ::readdir(folder.get());
+    if (entry == nullptr) {
+      break;
+    }
+    const std::string_view name(entry->d_name);
+    if (name != "." && name != "..") {
+      names.emplace_back(name);
+    }
+  }
+  if (errno != 0) {
+    return system_error("list", path, errno);
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+int remove_tree(const std::string& path) noexcept {
+  constexpr int kMostOpen = 16;
+  const auto remove_one = [](const char* name, const struct stat*, int, FTW*) {
+    return std::remove(name) == 0 || errno == ENOENT ? 0 : errno;
+  };
+  const int failed = ::nftw(path.c_str(), remove_one, kMostOpen, FTW_DEPTH | FTW_PHYS);
+  const int error = failed < 0 ? errno : failed;
+  return error == ENOENT ? 0 : error;
 }
 
 Status remove_abandoned_files(const std::string& folder) {

@@ -82,6 +82,10 @@ class PendingFile {
 /// Names of the entries of a folder, sorted.
 [[nodiscard]] Result<std::vector<std::string>> list_folder(const std::string& path);
 
+/// Removes what is there, a folder with all that is in it; links are not followed. Returns 0 when
+/// nothing is left, else an errno: a destructor may call it, memory or not.
+[[nodiscard]] int remove_tree(const std::string& path) noexcept;
+
 /// Unlinks what PendingFile left in a folder when its process was killed; temporaries of processes
 /// that run stay.
 [[nodiscard]] Status remove_abandoned_files(const std::string& folder);

@@ -31,39 +31,58 @@ std::string_view status_code_name(StatusCode code) noexcept {
   return "unknown";
 }
 
-Status Status::with_context(std::string_view context) const {
-  return ok() ? Status() : Status(code(), base::cat(context, ": ", message()));
+Status::Status(StatusCode code, std::string message) noexcept {
+  if (code == StatusCode::kOk) {
+    return;
+  }
+  try {
+    error_ = std::make_shared<const Error>(Error{code, std::move(message)});
+  } catch (...) {
+    *this = base::host_memory_exhausted();
+  }
 }
 
-std::string Status::to_string() const {
-  return ok() ? "ok" : base::cat(status_code_name(code()), ": ", message());
+Status Status::with_context(std::string_view context) const noexcept {
+  try {
+    return ok() ? Status() : Status(code(), base::cat(context, ": ", message()));
+  } catch (...) {
+    return *this;
+  }
 }
 
-Status invalid_argument(std::string message) {
+std::string Status::to_string() const noexcept {
+  try {
+    return ok() ? "ok" : base::cat(status_code_name(code()), ": ", message());
+  } catch (...) {
+    return "out_of_memory";  // within what a string holds in itself
+  }
+}
+
+Status invalid_argument(std::string message) noexcept {
   return {StatusCode::kInvalidArgument, std::move(message)};
 }
 
-Status unsupported(std::string message) {
+Status unsupported(std::string message) noexcept {
   return {StatusCode::kUnsupported, std::move(message)};
 }
 
-Status failed_precondition(std::string message) {
+Status failed_precondition(std::string message) noexcept {
   return {StatusCode::kFailedPrecondition, std::move(message)};
 }
 
-Status out_of_memory(std::string message) {
+Status out_of_memory(std::string message) noexcept {
   return {StatusCode::kOutOfMemory, std::move(message)};
 }
 
-Status io_error(std::string message) {
+Status io_error(std::string message) noexcept {
   return {StatusCode::kIo, std::move(message)};
 }
 
-Status device_error(std::string message) {
+Status device_error(std::string message) noexcept {
   return {StatusCode::kDevice, std::move(message)};
 }
 
-Status internal_error(std::string message) {
+Status internal_error(std::string message) noexcept {
   return {StatusCode::kInternal, std::move(message)};
 }
 

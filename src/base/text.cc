@@ -42,6 +42,61 @@ void append_float(std::string& out, double value) {
 
 }  // namespace text_detail
 
+std::string printable(std::string_view text) {
+  constexpr std::size_t kMaxQuoted = 160;
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out = "'";
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text.size() > kMaxQuoted && i == kMaxQuoted / 2) {
+      out += "...";
+      i = text.size() - kMaxQuoted / 2;
+    }
+    const auto byte = static_cast<unsigned char>(text[i]);
+    if (byte >= 0x20 && byte < 0x7F) {
+      out += text[i];
+    } else {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    }
+  }
+  return out + "'";
+}
+
+std::size_t utf8_sequence_length(std::string_view text) noexcept {
+  const auto lead = static_cast<unsigned char>(text.empty() ? '\xFF' : text.front());
+  const std::size_t length = lead < 0x80   ? 1
+                             : lead < 0xC2 ? 0
+                             : lead < 0xE0 ? 2
+                             : lead < 0xF0 ? 3
+                                           : 4;
+  if (length == 0 || lead > 0xF4 || length > text.size()) {
+    return 0;
+  }
+  std::uint32_t point = length == 1 ? lead : lead & (0xFFU >> (length + 1));
+  for (std::size_t i = 1; i < length; ++i) {
+    const auto next = static_cast<unsigned char>(text[i]);
+    if ((next & 0xC0U) != 0x80U) {
+      return 0;
+    }
+    point = point << 6 | (next & 0x3FU);
+  }
+  const bool overlong = (length == 3 && point < 0x800) || (length == 4 && point < 0x10000);
+  const bool surrogate = point >= 0xD800 && point < 0xE000;
+  return overlong || surrogate || point > 0x10FFFF ? 0 : length;
+}
+
+bool is_utf8(std::string_view text) noexcept {
+  while (!text.empty()) {
+    const std::size_t length = utf8_sequence_length(text);
+    if (length == 0) {
+      return false;
+    }
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
 std::size_t edit_distance(std::string_view left, std::string_view right) {
   std::vector<std::size_t> row(right.size() + 1);
   for (std::size_t j = 0; j < row.size(); ++j) {

@@ -4,6 +4,7 @@
 // Text for messages: values joined without a format string, numbers printed so that they read back.
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -55,6 +56,14 @@ template <typename Range>
   }
   return out;
 }
+
+/// `text` with everything but printable ASCII escaped and the middle of long texts cut, in quotes:
+/// what a name from a file looks like inside a one-line message.
+[[nodiscard]] std::string printable(std::string_view text);
+
+/// Bytes of the well-formed UTF-8 sequence that `text` begins with; 0 where it begins with none.
+[[nodiscard]] std::size_t utf8_sequence_length(std::string_view text) noexcept;
+[[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
 /// The entry of `candidates` with the smallest edit distance to `name`; empty when nothing is near.
 template <typename Range>

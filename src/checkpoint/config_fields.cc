@@ -36,7 +36,7 @@ bool is_object(const json& value) {
 }  // namespace
 
 const json* ConfigFields::at_path(std::string_view path) {
-  const json* node = &root_;
+  const json* node = &*root_;
   for (std::size_t begin = 0; begin <= path.size();) {
     if (node->is_null()) {
       return nullptr;
@@ -214,7 +214,7 @@ bool ConfigFields::has_object(std::string_view path) {
 
 std::vector<std::string> ConfigFields::unread() const {
   std::vector<std::string> names;
-  collect_unread(root_, "", names);
+  collect_unread(*root_, "", names);
   return names;
 }
 

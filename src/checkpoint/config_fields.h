@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/json_text.h"
 #include "checkpoint/model_config.h"
 
 namespace moekit::checkpoint {
@@ -22,8 +23,7 @@ class ConfigFields {
  public:
   using Names = std::initializer_list<std::string_view>;
 
-  ConfigFields(std::string file, nlohmann::json root)
-      : file_(std::move(file)), root_(std::move(root)) {}
+  ConfigFields(std::string file, Document root) : file_(std::move(file)), root_(std::move(root)) {}
 
   /// Later names are looked up under `prefix` first (text_config of multimodal models), then at the
   /// root.
@@ -69,7 +69,7 @@ class ConfigFields {
                       std::vector<std::string>& names) const;
 
   std::string file_;
-  nlohmann::json root_;
+  Document root_;
   std::string prefix_;
   std::set<std::string, std::less<>> read_;
   Status status_;

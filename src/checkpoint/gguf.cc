@@ -37,35 +37,6 @@ enum class ValueType : std::uint32_t {
   kF64
 };
 
-bool is_utf8(std::string_view text) {
-  std::size_t at = 0;
-  while (at < text.size()) {
-    const auto lead = static_cast<unsigned char>(text[at]);
-    const std::size_t length = lead < 0x80   ? 1
-                               : lead < 0xC2 ? 0
-                               : lead < 0xE0 ? 2
-                               : lead < 0xF0 ? 3
-                                             : 4;
-    if (length == 0 || lead > 0xF4 || at + length > text.size()) {
-      return false;
-    }
-    std::uint32_t point = length == 1 ? lead : lead & (0xFFU >> (length + 1));
-    for (std::size_t i = 1; i < length; ++i) {
-      const auto next = static_cast<unsigned char>(text[at + i]);
-      if ((next & 0xC0U) != 0x80U) {
-        return false;
-      }
-      point = point << 6 | (next & 0x3FU);
-    }
-    const bool overlong = (length == 3 && point < 0x800) || (length == 4 && point < 0x10000);
-    if (overlong || point > 0x10FFFF || (point >= 0xD800 && point < 0xE000)) {
-      return false;
-    }
-    at += length;
-  }
-  return true;
-}
-
 /// Little-endian reading that never leaves the file.
 class Cursor {
  public:
@@ -246,7 +217,7 @@ Status read_value(Cursor& cursor, GgufValue& value) {
 
 Result<std::string> read_name(Cursor& cursor, std::string_view what) {
   MOEKIT_ASSIGN_OR_RETURN(const std::string_view name, cursor.read_text(kMaxName));
-  if (name.empty() || !is_utf8(name)) {
+  if (name.empty() || !base::is_utf8(name)) {
     return invalid_argument(cat(what, " name ", printable(name), " is empty or not UTF-8"));
   }
   return std::string(name);

@@ -15,10 +15,9 @@ std::string nested(int depth) {
 }
 
 TEST(JsonText, builds_the_document) {
-  const Result<nlohmann::json> parsed =
-      parse_json(R"({"a":[1,-2,2.5,"x",null,true,{"b":[]}],"c":{}} )");
+  const Result<Document> parsed = parse_json(R"({"a":[1,-2,2.5,"x",null,true,{"b":[]}],"c":{}} )");
   ASSERT_TRUE(parsed.has_value()) << parsed.status().to_string();
-  EXPECT_EQ(*parsed, nlohmann::json::parse(R"({"a":[1,-2,2.5,"x",null,true,{"b":[]}],"c":{}})"));
+  EXPECT_EQ(**parsed, nlohmann::json::parse(R"({"a":[1,-2,2.5,"x",null,true,{"b":[]}],"c":{}})"));
 }
 
 TEST(JsonText, hostile_documents_are_refused) {
@@ -33,17 +32,17 @@ TEST(JsonText, hostile_documents_are_refused) {
       {R"("\ud800")", "syntax error"},
       {"[1e999]", "number out of range"},
       {"[NaN]", "syntax error"},
-      {nested(kMaxJsonDepth + 1), "nesting deeper than 32"},
+      {nested(base::kMaxJsonDepth + 1), "nesting deeper than 32"},
       {nested(100000), "nesting deeper than 32"},
       {std::string(100000, '['), "nesting deeper than 32"},
   };
   for (const auto& [text, words] : cases) {
-    const Result<nlohmann::json> parsed = parse_json(text);
+    const Result<Document> parsed = parse_json(text);
     EXPECT_EQ(parsed.status().code(), StatusCode::kInvalidArgument) << text.substr(0, 40);
     EXPECT_NE(parsed.status().message().find(words), std::string_view::npos)
         << parsed.status().message();
   }
-  EXPECT_TRUE(parse_json(nested(kMaxJsonDepth)).has_value());
+  EXPECT_TRUE(parse_json(nested(base::kMaxJsonDepth)).has_value());
 }
 
 TEST(JsonText, names_in_messages_are_printable_and_short) {

@@ -14,11 +14,11 @@ namespace {
 using base::cat;
 
 Result<ConfigFields> open_fields(const std::string& file, const std::string& text) {
-  Result<nlohmann::json> root = parse_json(wrap_python_literals(text));
+  Result<Document> root = parse_json(wrap_python_literals(text));
   if (!root.has_value()) {
     return root.status().with_context(file);
   }
-  if (!root->is_object()) {
+  if (!(*root)->is_object()) {
     return invalid_argument(cat(file, " is not a JSON object"));
   }
   return ConfigFields(file, std::move(*root));

@@ -217,23 +217,25 @@ Status quantize_matrices(const std::vector<const MatrixToQuantize*>& matrices,
 }
 
 std::string figures_text(const Figures& figures) {
-  return nlohmann::json{{"error_squares", figures.error_squares},
-                        {"squares", figures.squares},
-                        {"worst", figures.worst},
-                        {"worst_matrix", figures.worst_matrix}}
-      .dump();
+  Document text;
+  base::set_member(*text, "error_squares", figures.error_squares);
+  base::set_member(*text, "squares", figures.squares);
+  base::set_member(*text, "worst", figures.worst);
+  base::set_member(*text, "worst_matrix", figures.worst_matrix);
+  return text->dump();
 }
 
 Figures read_figures(const std::string& text) {
   Figures figures;
-  const Result<nlohmann::json> read = parse_json(text);
-  if (read.has_value() && read->is_object()) {
+  const Result<Document> document = parse_json(text);
+  if (document.has_value() && (*document)->is_object()) {
+    const nlohmann::json& read = **document;
     const auto number = [&](const char* key) {
-      return read->contains(key) && (*read)[key].is_number() ? (*read)[key].get<double>() : 0.0;
+      return read.contains(key) && read[key].is_number() ? read[key].get<double>() : 0.0;
     };
     figures = {number("error_squares"), number("squares"), number("worst"), ""};
-    if (read->contains("worst_matrix") && (*read)["worst_matrix"].is_string()) {
-      figures.worst_matrix = (*read)["worst_matrix"].get<std::string>();
+    if (read.contains("worst_matrix") && read["worst_matrix"].is_string()) {
+      figures.worst_matrix = read["worst_matrix"].get<std::string>();
     }
   }
   return figures;
@@ -413,9 +415,10 @@ class Quantizer {
   Status write_texts() {
     MOEKIT_RETURN_IF_ERROR(copy_files(out_));
     if (out_.has_index) {
-      const nlohmann::json index{{"metadata", {{"total_size", total_bytes_}}},
-                                 {"weight_map", out_.weight_map}};
-      MOEKIT_RETURN_IF_ERROR(write_text(out_.folder, kIndexFile, index.dump(2) + "\n"));
+      Document index;
+      base::set_member(base::member(*index, "metadata"), "total_size", total_bytes_);
+      base::set_member(*index, "weight_map", out_.weight_map);
+      MOEKIT_RETURN_IF_ERROR(write_text(out_.folder, kIndexFile, index->dump(2) + "\n"));
     }
     for (const char* name : {"hf_quant_config.json", "config.json"}) {
       if (const auto text = out_.texts.find(name); text != out_.texts.end()) {

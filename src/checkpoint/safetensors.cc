@@ -204,14 +204,14 @@ Status check_coverage(const std::vector<LocatedEntry>& entries, std::uint64_t av
 
 Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file) {
   MOEKIT_ASSIGN_OR_RETURN(const std::string_view text, header_text(file));
-  Result<json> header = parse_json(text);
+  const Result<Document> header = parse_json(text);
   if (!header.has_value()) {
     return header.status().with_context("header");
   }
   const std::span<const std::byte> stored = file.subspan(kLengthBytes + text.size());
   SafetensorsContent content;
   std::vector<LocatedEntry> entries;
-  for (const auto& [name, fields] : header->items()) {
+  for (const auto& [name, fields] : (*header)->items()) {
     if (name == "__metadata__") {
       MOEKIT_RETURN_IF_ERROR(read_metadata(fields, content));
       continue;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,7 @@ namespace moekit {
 namespace {
 
 using base::cat;
+using base::set_member;
 using checkpoint::ContainerDType;
 using checkpoint::printable;
 using checkpoint::TensorEntry;
@@ -70,9 +72,11 @@ Result<TensorEntry> plan_tensor(const TensorToWrite& tensor) {
 
 Result<std::string> planned_header(const std::vector<TensorEntry>& planned,
                                    const std::map<std::string, std::string>& metadata) {
-  nlohmann::json header = nlohmann::json::object();
+  checkpoint::Document document;
+  nlohmann::json& header = *document;
+  header = nlohmann::json::object();
   if (!metadata.empty()) {
-    header["__metadata__"] = metadata;
+    set_member(header, "__metadata__", metadata);
   }
   std::int64_t offset = 0;
   for (const TensorEntry& item : planned) {
@@ -83,9 +87,10 @@ Result<std::string> planned_header(const std::vector<TensorEntry>& planned,
       return invalid_argument(cat("tensor ", printable(item.name), " is given twice"));
     }
     const auto bytes = static_cast<std::int64_t>(item.bytes.size());
-    header[item.name] = {{"dtype", item.dtype->name},
-                         {"shape", item.shape},
-                         {"data_offsets", {offset, offset + bytes}}};
+    nlohmann::json& fields = header[item.name];
+    set_member(fields, "dtype", item.dtype->name);
+    set_member(fields, "shape", item.shape);
+    set_member(fields, "data_offsets", std::array{offset, offset + bytes});
     offset += bytes;
   }
   std::string text;

@@ -177,7 +177,8 @@ Status check_shard_name(const std::string& name) {
 }  // namespace
 
 Result<WeightIndex> parse_weight_index(std::string_view text) {
-  MOEKIT_ASSIGN_OR_RETURN(const json root, parse_json(text));
+  MOEKIT_ASSIGN_OR_RETURN(const Document document, parse_json(text));
+  const json& root = *document;
   if (!root.is_object() || !root.contains("weight_map")) {
     return invalid_argument("no weight_map object");
   }

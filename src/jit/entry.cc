@@ -4,12 +4,14 @@
 #include <nlohmann/json.hpp>
 
 #include "base/hash.h"
+#include "base/json_document.h"
 #include "base/text.h"
 
 namespace moekit::jit {
 namespace {
 
 using Json = nlohmann::json;
+using Document = base::JsonDocument<Json>;
 
 constexpr std::size_t kCubin = 0;
 constexpr std::size_t kSource = 1;
@@ -20,36 +22,38 @@ std::string dump(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string with_checksum(Json meta) {
-  meta.erase("checksum");
-  meta["checksum"] = base::sha256_hex(dump(meta));
-  return dump(meta);
+std::string with_checksum(Document& meta) {
+  base::take_apart((*meta)["checksum"]);  // whatever it was
+  meta->erase("checksum");
+  base::set_member(*meta, "checksum", base::sha256_hex(dump(*meta)));
+  return dump(*meta);
 }
 
-Json file_facts(std::string_view content) {
-  return {{"bytes", content.size()}, {"sha256", base::sha256_hex(content)}};
+void write_file_facts(Json& facts, std::string_view content) {
+  base::set_member(facts, "bytes", content.size());
+  base::set_member(facts, "sha256", base::sha256_hex(content));
 }
 
-Json meta_json(const Image& image, std::string_view key) {
+void write_meta(Json& meta, const Image& image, std::string_view key) {
   const ImageFacts& facts = image.facts;
-  return {{"schema", kImageSchema},
-          {"key", key},
-          {"image_id", facts.image_id},
-          {"kernel", facts.kernel},
-          {"entry", facts.entry},
-          {"arch", facts.arch},
-          {"nvrtc", facts.nvrtc_version},
-          {"options", facts.options},
-          {"min_driver", facts.min_driver},
-          {"registers", facts.registers},
-          {"smem_bytes", facts.smem_bytes},
-          {"stack_bytes", facts.stack_bytes},
-          {"spill_store_bytes", facts.spill_store_bytes},
-          {"spill_load_bytes", facts.spill_load_bytes},
-          {"compile_ms", facts.compile_ms},
-          {"files",
-           {{kEntryFiles[kCubin], file_facts(image.cubin)},
-            {kEntryFiles[kSource], file_facts(image.source)}}}};
+  base::set_member(meta, "schema", kImageSchema);
+  base::set_member(meta, "key", key);
+  base::set_member(meta, "image_id", facts.image_id);
+  base::set_member(meta, "kernel", facts.kernel);
+  base::set_member(meta, "entry", facts.entry);
+  base::set_member(meta, "arch", facts.arch);
+  base::set_member(meta, "nvrtc", facts.nvrtc_version);
+  base::set_member(meta, "options", facts.options);
+  base::set_member(meta, "min_driver", facts.min_driver);
+  base::set_member(meta, "registers", facts.registers);
+  base::set_member(meta, "smem_bytes", facts.smem_bytes);
+  base::set_member(meta, "stack_bytes", facts.stack_bytes);
+  base::set_member(meta, "spill_store_bytes", facts.spill_store_bytes);
+  base::set_member(meta, "spill_load_bytes", facts.spill_load_bytes);
+  base::set_member(meta, "compile_ms", facts.compile_ms);
+  Json& files = base::member(meta, "files");
+  write_file_facts(base::member(files, kEntryFiles[kCubin]), image.cubin);
+  write_file_facts(base::member(files, kEntryFiles[kSource]), image.source);
 }
 
 // get_to throws on a wrong type; these are called only after the checksum matched, so that what is
@@ -107,7 +111,9 @@ Result<Image> decode_checked(const Json& meta,
 }  // namespace
 
 EntryContents encode_entry(const Image& image, std::string_view key) {
-  return {image.cubin, image.source, with_checksum(meta_json(image, key))};
+  Document meta;
+  write_meta(*meta, image, key);
+  return {image.cubin, image.source, with_checksum(meta)};
 }
 
 Result<Image> decode_entry(EntryContents contents, std::string_view expected_key) {
@@ -116,15 +122,18 @@ Result<Image> decode_entry(EntryContents contents, std::string_view expected_key
       return invalid_argument(base::cat(kEntryFiles[i], " is missing or empty"));
     }
   }
-  const Json meta = Json::parse(contents[kMeta], nullptr, false);
-  if (!meta.is_object()) {
+  Result<Document> meta = base::parse_json<Json>(contents[kMeta]);
+  if (!meta.has_value()) {
+    return meta.status().with_context("meta.json");
+  }
+  if (!(*meta)->is_object()) {
     return invalid_argument("meta.json is not a JSON object");
   }
-  if (with_checksum(meta) != contents[kMeta]) {
+  if (with_checksum(*meta) != contents[kMeta]) {
     return invalid_argument("meta.json does not match its checksum");
   }
   try {
-    return decode_checked(meta, contents, expected_key);
+    return decode_checked(**meta, contents, expected_key);
   } catch (const Json::exception& error) {
     // A checksum is no proof of who wrote the file.
     return invalid_argument(base::cat("meta.json: ", error.what()));

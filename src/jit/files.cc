@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <dirent.h>
 #include <fcntl.h>
 #include <filesystem>
 #include <sys/stat.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "base/files.h"
 #include "base/text.h"
 
 namespace moekit::jit {
@@ -91,8 +91,7 @@ class TemporaryFolder {
 
   ~TemporaryFolder() {
     if (!published) {
-      std::error_code ignored;
-      fs::remove_all(path, ignored);
+      static_cast<void>(base::remove_tree(path));  // what stays is pruned some day
     }
   }
 
@@ -187,33 +186,23 @@ Status Files::publish(const std::string& folder,
 }
 
 Result<std::vector<std::string>> Files::list(const std::string& folder) {
-  std::vector<std::string> names;
-  DIR* const handle = ::opendir(folder.c_str());
-  if (handle == nullptr) {
-    if (errno == ENOENT || errno == ENOTDIR) {
-      return names;
-    }
-    return errno_status("listing", folder);
+  struct stat info {};
+
+  const bool absent = ::stat(folder.c_str(), &info) != 0 && (errno == ENOENT || errno == ENOTDIR);
+  if (absent || S_ISREG(info.st_mode)) {
+    return std::vector<std::string>();
   }
-  while (const dirent* entry = ::readdir(handle)) {
-    const std::string name = entry->d_name;
-    std::error_code ignored;
-    if (name != "." && name != ".." && fs::is_directory(folder + "/" + name, ignored)) {
-      names.push_back(name);
-    }
-  }
-  ::closedir(handle);
-  std::sort(names.begin(), names.end());
+  MOEKIT_ASSIGN_OR_RETURN(std::vector<std::string> names, base::list_folder(folder));
+  std::erase_if(names, [&](const std::string& name) {
+    return !base::is_folder(base::cat(folder, "/", name));
+  });
   return names;
 }
 
 Status Files::remove(const std::string& folder, const std::string& name) {
-  std::error_code error;
-  fs::remove_all(folder + "/" + name, error);
-  if (error) {
-    return io_error(base::cat("removing ", folder, "/", name, ": ", error.message()));
-  }
-  return {};
+  const std::string path = base::cat(folder, "/", name);
+  errno = base::remove_tree(path);
+  return errno == 0 ? Status() : errno_status("removing", path);
 }
 
 Result<std::int64_t> Files::age_seconds(const std::string& folder, const std::string& name) {

@@ -235,11 +235,11 @@ TEST(PlanJson, RoundTripsRandomProblems) {
     problem.routing.reset();  // no fake route family; the field itself is covered below
     const Result<Plan> plan = choose(problem, cpu(), {}, kBoth);
     ASSERT_TRUE(plan.has_value()) << plan.status().to_string();
-    const Result<Plan> back = read_plan_json(plan->to_json(problem.num_tokens));
+    const Result<Plan> back = read_plan_json(*plan->to_json(problem.num_tokens));
     ASSERT_TRUE(back.has_value()) << back.status().to_string();
     EXPECT_EQ(*back, *plan);
     EXPECT_EQ(back->hash(), plan->hash());
-    EXPECT_EQ(back->to_text(1), plan->to_text(1));
+    EXPECT_EQ(*back->to_text(1), *plan->to_text(1));
     ++checked;
   }
   EXPECT_EQ(checked, 200);
@@ -279,7 +279,7 @@ TEST(PlanJson, EveryFieldSurvives) {
   content.prepare = {PreparePolicy::kViewSource, 11, 12};
   content.notes = {"note"};
   const Plan plan(content);
-  const Result<Plan> back = read_plan_json(plan.to_json(3));
+  const Result<Plan> back = read_plan_json(*plan.to_json(3));
   ASSERT_TRUE(back.has_value()) << back.status().to_string();
   EXPECT_TRUE(*back == plan);
 }
@@ -291,7 +291,7 @@ TEST(PlanJson, BadTextIsAnErrorWithItsPlace) {
             "plan schema 99; this library reads 1");
   EXPECT_NE(read_plan_json(R"({"schema": 1})").status().message().find("problem"),
             std::string_view::npos);
-  std::string json = choose(problem_of(4), cpu(), {}, kBoth)->to_json(1);
+  std::string json = *choose(problem_of(4), cpu(), {}, kBoth)->to_json(1);
   json.replace(json.find("w4a16_nvfp4"), 11, "w4a17_nvfp4");
   EXPECT_NE(read_plan_json(json).status().message().find("w4a17_nvfp4"), std::string_view::npos);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moekit/plan.h"
 
+#include "base/border.h"
 #include "base/named.h"
 #include "base/text.h"
 #include "plan/names.h"
@@ -90,38 +91,11 @@ std::string problem_text(const Problem& p, std::int64_t num_tokens) {
   return text;
 }
 
-}  // namespace
-
-std::string_view execution_family_name(ExecutionFamily family) noexcept {
-  return base::name_of(plan::kExecutionFamilies, family);
-}
-
-std::string_view step_status_name(StepStatus status) noexcept {
-  return base::name_of(plan::kStepStatuses, status);
-}
-
-std::string_view overlap_verdict_name(OverlapVerdict verdict) noexcept {
-  return base::name_of(plan::kOverlapVerdicts, verdict);
-}
-
-std::string_view prepare_policy_name(PreparePolicy policy) noexcept {
-  return base::name_of(plan::kPreparePolicies, policy);
-}
-
-const Rung* Plan::rung(std::int64_t num_tokens) const noexcept {
-  for (const Rung& rung : state_->ladder) {
-    if (num_tokens >= rung.m_min && num_tokens <= rung.m_max) {
-      return &rung;
-    }
-  }
-  return nullptr;
-}
-
-std::string Plan::to_text(std::int64_t num_tokens) const {
-  const PlanData& plan = *state_;
+std::string text_of(const Plan& whole, std::int64_t num_tokens) {
+  const PlanData& plan = *whole;
   std::string text = cat("problem    ", problem_text(plan.problem, num_tokens), "\n");
   text += cat("device     ", device_text(plan.device), "\n");
-  const Rung* here = rung(num_tokens);
+  const Rung* here = whole.rung(num_tokens);
   if (here != nullptr) {
     text += cat("family     ",
                 execution_family_name(here->family),
@@ -175,13 +149,35 @@ std::string Plan::to_text(std::int64_t num_tokens) const {
   return text;
 }
 
-std::uint64_t Plan::hash() const noexcept {
-  // FNV-1a over the canonical JSON text: stable over processes, machines and compilers.
-  std::uint64_t hash = 0xCBF29CE484222325ULL;
-  for (const char c : to_json(state_->problem.num_tokens)) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3ULL;
+}  // namespace
+
+std::string_view execution_family_name(ExecutionFamily family) noexcept {
+  return base::name_of(plan::kExecutionFamilies, family);
+}
+
+std::string_view step_status_name(StepStatus status) noexcept {
+  return base::name_of(plan::kStepStatuses, status);
+}
+
+std::string_view overlap_verdict_name(OverlapVerdict verdict) noexcept {
+  return base::name_of(plan::kOverlapVerdicts, verdict);
+}
+
+std::string_view prepare_policy_name(PreparePolicy policy) noexcept {
+  return base::name_of(plan::kPreparePolicies, policy);
+}
+
+const Rung* Plan::rung(std::int64_t num_tokens) const noexcept {
+  for (const Rung& rung : state_->ladder) {
+    if (num_tokens >= rung.m_min && num_tokens <= rung.m_max) {
+      return &rung;
+    }
   }
-  return hash;
+  return nullptr;
+}
+
+Result<std::string> Plan::to_text(std::int64_t num_tokens) const noexcept {
+  return base::at_border([&]() -> Result<std::string> { return text_of(*this, num_tokens); });
 }
 
 }  // namespace moekit

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// A plan as JSON and back. Field names are those of `moekit plan --json`. One function per struct
-// writes and one reads, side by side, so that a field added to one is missed in the other at a
-// glance.
+// A plan read back from JSON: one function per struct, the mirror of those in plan_write.cc.
 
 #include "plan/plan_json.h"
 
@@ -14,6 +12,7 @@
 #include "moekit/plan.h"
 
 #include "base/border.h"
+#include "base/json_document.h"
 #include "base/text.h"
 #include "plan/names.h"
 
@@ -21,7 +20,7 @@ namespace moekit {
 namespace {
 
 using base::cat;
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 // Reading reports the first thing wrong by throwing inside this file; from_json turns it into a
 // Status.
@@ -47,27 +46,10 @@ T read_name(const Json& json, std::string_view what, Lookup lookup) {
 }
 
 template <typename T>
-void write_optional(Json& json, const char* key, const std::optional<T>& value) {
-  if (value.has_value()) {
-    json[key] = *value;
-  }
-}
-
-template <typename T>
 void read_optional(const Json& json, const char* key, std::optional<T>& value) {
   if (json.contains(key)) {
     value = json.at(key).get<T>();
   }
-}
-
-Json write_activation(const Activation& a) {
-  Json json{{"kind", activation_name(a.kind)}};
-  write_optional(json, "limit", a.limit);
-  write_optional(json, "alpha", a.alpha);
-  write_optional(json, "beta", a.beta);
-  write_optional(json, "gate_scale", a.gate_scale);
-  write_optional(json, "up_scale", a.up_scale);
-  return json;
 }
 
 Activation read_activation(const Json& json) {
@@ -79,19 +61,6 @@ Activation read_activation(const Json& json) {
   read_optional(json, "gate_scale", a.gate_scale);
   read_optional(json, "up_scale", a.up_scale);
   return a;
-}
-
-Json write_routing(const Routing& r) {
-  return {{"scoring", scoring_name(r.scoring)},
-          {"num_experts", r.num_experts},
-          {"top_k", r.top_k},
-          {"num_groups", r.num_groups},
-          {"top_groups", r.top_groups},
-          {"renormalize", r.renormalize},
-          {"scale", r.scale},
-          {"correction_bias", r.correction_bias},
-          {"expert_scale", r.expert_scale},
-          {"hash_table", r.hash_table}};
 }
 
 Routing read_routing(const Json& json) {
@@ -107,40 +76,6 @@ Routing read_routing(const Json& json) {
   json.at("expert_scale").get_to(r.expert_scale);
   json.at("hash_table").get_to(r.hash_table);
   return r;
-}
-
-Json write_problem(const Problem& p) {
-  Json json{{"num_tokens", p.num_tokens},
-            {"num_experts", p.num_experts},
-            {"top_k", p.top_k},
-            {"hidden_size", p.hidden_size},
-            {"intermediate_size", p.intermediate_size},
-            {"recipe", recipe_info(p.recipe).name},
-            {"activation", write_activation(p.activation)},
-            {"row_order", row_order_name(p.row_order)},
-            {"gate_up_bias", p.gate_up_bias},
-            {"down_bias", p.down_bias},
-            {"routed_scaling", p.routed_scaling},
-            {"routed_scaling_place", scaling_place_name(p.routed_scaling_place)},
-            {"router_weight_on_input", p.router_weight_on_input},
-            {"io_dtype", dtype_name(p.io_dtype)},
-            {"shared", shared_input_name(p.shared)},
-            {"combine_order", combine_order_name(p.combine_order)},
-            {"router_experts", p.router_experts},
-            {"expert_map", p.expert_map},
-            {"max_workspace_bytes", p.max_workspace_bytes},
-            {"allow_atomics", p.allow_atomics},
-            {"batch_invariant", p.batch_invariant}};
-  json["down_group_offset"] = p.down_group_offset;
-  json["gate_up_row_offset"] = p.gate_up_row_offset;
-  json["weight_group_size"] = p.weight_group_size;
-  if (p.out_dtype.has_value()) {
-    json["out_dtype"] = dtype_name(*p.out_dtype);
-  }
-  if (p.routing.has_value()) {
-    json["routing"] = write_routing(*p.routing);
-  }
-  return json;
 }
 
 Problem read_problem(const Json& json) {
@@ -180,18 +115,6 @@ Problem read_problem(const Json& json) {
   return p;
 }
 
-Json write_device(const DeviceDescriptor& d) {
-  return {{"arch", arch_name(d.arch)},
-          {"name", d.name},
-          {"num_sms", d.num_sms},
-          {"smem_per_block_bytes", d.smem_per_block_bytes},
-          {"l2_bytes", d.l2_bytes},
-          {"isa", isa_name(d.isa)},
-          {"num_threads", d.num_threads},
-          {"l1d_bytes", d.l1d_bytes},
-          {"l2_per_core_bytes", d.l2_per_core_bytes}};
-}
-
 DeviceDescriptor read_device(const Json& json) {
   DeviceDescriptor d;
   d.arch = read_name<Arch>(json.at("arch"), "arch", arch_from_name);
@@ -204,16 +127,6 @@ DeviceDescriptor read_device(const Json& json) {
   json.at("l1d_bytes").get_to(d.l1d_bytes);
   json.at("l2_per_core_bytes").get_to(d.l2_per_core_bytes);
   return d;
-}
-
-Json write_overrides(const PlanOverrides& o) {
-  Json json{{"resident", o.resident}, {"pdl_first", o.pdl_first}};
-  if (o.family.has_value()) {
-    json["family"] = execution_family_name(*o.family);
-  }
-  write_optional(json, "route_block_rows", o.route_block_rows);
-  write_optional(json, "tile", o.tile);
-  return json;
 }
 
 ExecutionFamily read_family(const Json& json) {
@@ -234,31 +147,10 @@ PlanOverrides read_overrides(const Json& json) {
   return o;
 }
 
-Json write_dim(const Dim3& dim) {
-  return Json::array({dim.x, dim.y, dim.z});
-}
-
 Dim3 read_dim(const Json& json) {
   return {json.at(0).get<std::int64_t>(),
           json.at(1).get<std::int64_t>(),
           json.at(2).get<std::int64_t>()};
-}
-
-Json write_steps(const std::vector<Step>& steps) {
-  Json list = Json::array();
-  for (const Step& s : steps) {
-    list.push_back({{"family", s.family},
-                    {"kernel", s.kernel},
-                    {"grid", write_dim(s.grid)},
-                    {"block", write_dim(s.block)},
-                    {"smem_bytes", s.smem_bytes},
-                    {"status", step_status_name(s.status)},
-                    {"grid_barrier", s.grid_barrier},
-                    {"cooperative", s.cooperative},
-                    {"atomics", s.atomics},
-                    {"pdl_edge", s.pdl_edge}});
-  }
-  return list;
 }
 
 std::vector<Step> read_steps(const Json& json) {
@@ -282,15 +174,6 @@ std::vector<Step> read_steps(const Json& json) {
   return steps;
 }
 
-Json write_concurrency(const Concurrency& c) {
-  return {{"launches", c.launches},
-          {"grid_barrier", c.grid_barrier},
-          {"cooperative", c.cooperative},
-          {"atomics", c.atomics},
-          {"resident_blocks", c.resident_blocks},
-          {"pdl_edges", c.pdl_edges}};
-}
-
 Concurrency read_concurrency(const Json& json) {
   Concurrency c;
   json.at("launches").get_to(c.launches);
@@ -302,10 +185,6 @@ Concurrency read_concurrency(const Json& json) {
   return c;
 }
 
-Json write_overlap(const AuxStreamOverlap& overlap) {
-  return {{"verdict", overlap_verdict_name(overlap.verdict)}, {"reason", overlap.reason}};
-}
-
 AuxStreamOverlap read_overlap(const Json& json) {
   AuxStreamOverlap overlap;
   overlap.verdict =
@@ -314,21 +193,6 @@ AuxStreamOverlap read_overlap(const Json& json) {
       });
   json.at("reason").get_to(overlap.reason);
   return overlap;
-}
-
-Json write_ladder(const std::vector<Rung>& ladder) {
-  Json list = Json::array();
-  for (const Rung& rung : ladder) {
-    list.push_back({{"m_min", rung.m_min},
-                    {"m_max", rung.m_max},
-                    {"chunk_tokens", rung.chunk_tokens},
-                    {"family", execution_family_name(rung.family)},
-                    {"steps", write_steps(rung.steps)},
-                    {"deterministic", rung.deterministic},
-                    {"concurrency", write_concurrency(rung.concurrency)},
-                    {"aux_stream_overlap", write_overlap(rung.aux_stream_overlap)}});
-  }
-  return list;
 }
 
 std::vector<Rung> read_ladder(const Json& json) {
@@ -346,22 +210,6 @@ std::vector<Rung> read_ladder(const Json& json) {
     ladder.push_back(std::move(rung));
   }
   return ladder;
-}
-
-Json write_workspace(const std::vector<WorkspaceSlice>& slices) {
-  Json list = Json::array();
-  for (const WorkspaceSlice& slice : slices) {
-    list.push_back({{"name", slice.name}, {"offset", slice.offset}, {"bytes", slice.bytes}});
-  }
-  return list;
-}
-
-Json write_refused(const std::vector<Refusal>& refused) {
-  Json list = Json::array();
-  for (const Refusal& refusal : refused) {
-    list.push_back({{"family", refusal.family}, {"reason", refusal.reason}});
-  }
-  return list;
 }
 
 void read_tail(const Json& json, PlanData& plan) {
@@ -390,37 +238,15 @@ void read_tail(const Json& json, PlanData& plan) {
 
 }  // namespace
 
-std::string Plan::to_json(std::int64_t num_tokens) const {
-  const PlanData& plan = *state_;
-  Json json{{"schema", kPlanSchema},
-            {"tokens", num_tokens},
-            {"problem", write_problem(plan.problem)},
-            {"device", write_device(plan.device)},
-            {"overrides", write_overrides(plan.overrides)},
-            {"layout_id", plan.layout_id}};
-  if (const Rung* here = rung(num_tokens); here != nullptr) {
-    json["family"] = execution_family_name(here->family);
-    json["steps"] = write_steps(here->steps);
-  }
-  json["ladder"] = write_ladder(plan.ladder);
-  json["workspace_bytes"] = plan.workspace_bytes;
-  json["workspace"] = write_workspace(plan.workspace);
-  json["deterministic"] = plan.deterministic;
-  json["concurrency"] = write_concurrency(plan.concurrency);
-  json["aux_stream_overlap"] = write_overlap(plan.aux_stream_overlap);
-  json["refused"] = write_refused(plan.refused);
-  json["prepare"] = {{"policy", prepare_policy_name(plan.prepare.policy)},
-                     {"peak_extra_bytes", plan.prepare.peak_extra_bytes},
-                     {"packed_bytes", plan.prepare.packed_bytes}};
-  json["notes"] = plan.notes;
-  return json.dump(2);
-}
-
 namespace plan {
 
 Result<Plan> read_plan_json(std::string_view json_text) {
-  const Json json = Json::parse(json_text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object()) {
+  const Result<base::JsonDocument<Json>> document = base::parse_json<Json>(json_text);
+  if (!document.has_value()) {
+    return document.status().with_context("plan JSON");
+  }
+  const Json& json = **document;
+  if (!json.is_object()) {
     return invalid_argument("plan is not a JSON object");
   }
   try {

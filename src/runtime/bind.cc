@@ -428,6 +428,13 @@ Status run(const Runtime& runtime, const Binding& binding, Stream stream) noexce
   if (runtime.state() == nullptr) {
     return base::at_border([] { return invalid_argument("runtime was moved from"); });
   }
+  if (stream.handle != nullptr && binding.plan()->device.arch == Arch::kCpu) {
+    return base::at_border([&] {
+      return invalid_argument(cat("stream ",
+                                  reinterpret_cast<std::uintptr_t>(stream.handle),
+                                  " is given, but a plan for cpu runs on none"));
+    });
+  }
   return BindingAccess::run(runtime, binding, stream);
 }
 

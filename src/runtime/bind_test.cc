@@ -122,6 +122,17 @@ TEST(Bind, AMovedFromRuntimeIsAnError) {
   EXPECT_TRUE(run(other, binding).ok());
 }
 
+// Ignored, the caller would take the output for ordered behind the work on that stream.
+TEST(Bind, AStreamForACpuPlanIsRefused) {
+  Call call;
+  const Binding binding = *call.bound();
+  const Status refused = run(call.runtime, binding, {reinterpret_cast<void*>(1792)});
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused.message(), "stream 1792 is given, but a plan for cpu runs on none");
+  EXPECT_EQ(call.out.front(), 0x7FC1);  // nothing ran
+  EXPECT_TRUE(run(call.runtime, binding, {}).ok());
+}
+
 // The first run of a process too.
 TEST(Bind, AllocatesNothingAndNeitherDoesRun) {
   Call call;
@@ -399,7 +410,7 @@ TEST(Bind, RefusesAnInstructionSetThatThisMachineLacks) {
 
 TEST(PlanJson, AnEditedPlanIsRefused) {
   const Plan plan = *make_plan(small_problem(), host_cpu());
-  const std::string json = plan.to_json(1);
+  const std::string json = *plan.to_json(1);
   ASSERT_TRUE(Plan::from_json(json).has_value());
   EXPECT_TRUE(*Plan::from_json(json) == plan);
   std::string edited = json;

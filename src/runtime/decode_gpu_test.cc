@@ -167,7 +167,8 @@ bool is_written(const Plan& plan, std::int64_t num_tokens) {
 
 TEST_F(DecodeGpu, EveryCaseOfTheSuitesThatItServes) {
   std::vector<VerifyCase> cases;
-  for (const VerifyCase& verify_case : verify_suite(VerifySuite::kFull)) {
+  const std::vector<VerifyCase> suite = *verify_suite(VerifySuite::kFull);
+  for (const VerifyCase& verify_case : suite) {
     const Problem& problem = verify_case.problem;
     const double weights = static_cast<double>(problem.num_experts) *
                            static_cast<double>(problem.hidden_size) *

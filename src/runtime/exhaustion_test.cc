@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Memory that runs out at any allocation of a public call, and stays out: each says kOutOfMemory,
-// and the process goes on. Calls that read JSON are not here: nlohmann::json allocates when it is
-// destroyed.
+// and the process goes on.
 
 #include <filesystem>
+#include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,9 @@
 
 #include "moekit/moekit.h"
 
+#include "jit/bundle.h"
+#include "jit/entry.h"
+#include "jit/test_folder.h"
 #include "runtime/test_layer.h"
 
 namespace moekit {
@@ -43,6 +47,29 @@ std::int64_t exhaust(const std::string& name, StatusCode expected, const Call& c
   return -1;
 }
 
+/// Exhausts calls and counts them. What a call returns with memory is what it must end with.
+class Judge {
+ public:
+  template <typename Call>
+  void operator()(const std::string& name, const Call& call) {
+    (*this)(name, Status(call()).code(), call);
+  }
+
+  template <typename Call>
+  void operator()(const std::string& name, StatusCode expected, const Call& call) {
+    allocations_ += exhaust(name, expected, call);
+    ++calls_;
+  }
+
+  [[nodiscard]] std::int64_t allocations() const { return allocations_; }
+
+  [[nodiscard]] int calls() const { return calls_; }
+
+ private:
+  std::int64_t allocations_ = 0;
+  int calls_ = 0;
+};
+
 TEST(Exhaustion, EveryPublicCallSaysOutOfMemoryAndLives) {
   const Problem problem = small_problem();
   const TestLayer layer(problem);
@@ -71,12 +98,7 @@ TEST(Exhaustion, EveryPublicCallSaysOutOfMemoryAndLives) {
 
   constexpr StatusCode kOk = StatusCode::kOk;
   constexpr StatusCode kBad = StatusCode::kInvalidArgument;
-  std::int64_t allocations = 0;
-  int calls = 0;
-  const auto judge = [&](const std::string& name, StatusCode expected, const auto& call) {
-    allocations += exhaust(name, expected, call);
-    ++calls;
-  };
+  Judge judge;
   judge("device_from_name", kOk, [] { return device_from_name("cpu").status(); });
   judge("device_from_name of a GPU", kOk, [] { return device_from_name("sm_90").status(); });
   judge("device_from_name unknown", kBad, [] { return device_from_name("cpu:mmx2").status(); });
@@ -119,8 +141,182 @@ TEST(Exhaustion, EveryPublicCallSaysOutOfMemoryAndLives) {
     return Checkpoint::open("/nowhere/at/all.safetensors").status();
   });
   std::filesystem::remove(path);
-  EXPECT_EQ(calls, 22);
-  EXPECT_GE(allocations, 300);
+  EXPECT_EQ(judge.calls(), 22);
+  EXPECT_GE(judge.allocations(), 300);
+}
+
+TEST(Exhaustion, PlansAndCasesAsText) {
+  const Problem problem = small_problem();
+  const Plan plan = *make_plan(problem, host_cpu());
+  const std::string json = *plan.to_json(1);
+  VerifyCase verify_case;
+  verify_case.problem = problem;
+  verify_case.num_tokens = 2;
+  verify_case.quirk = "none";
+  const std::string line = *verify_case_line(verify_case);
+  std::string deep = json;
+  deep.replace(deep.find('['), 1, "[{\"a\": [1, [2, {\"b\": 3}]]}, ");
+  const std::string_view half = std::string_view(json).substr(0, 900);
+  const std::string more = line + " x=1";
+  Judge judge;
+  judge("to_json", [&] { return plan.to_json(1).status(); });
+  judge("to_text", [&] { return plan.to_text(1).status(); });
+  judge("from_json", [&] { return Plan::from_json(json).status(); });
+  judge("from_json of another", [&] { return Plan::from_json(deep).status(); });
+  judge("from_json of no JSON", [&] { return Plan::from_json(half).status(); });
+  judge("verify_case_line", [&] { return verify_case_line(verify_case).status(); });
+  judge("parse_verify_case", [&] { return parse_verify_case(line).status(); });
+  judge("parse_verify_case refused", [&] { return parse_verify_case(more).status(); });
+  judge("verify_suite", [&] { return verify_suite(VerifySuite::kQuick).status(); });
+  EXPECT_EQ(judge.calls(), 9);
+  EXPECT_GE(judge.allocations(), 300);
+
+  const std::uint64_t hash = plan.hash();
+  HeapCount::allowed = 0;
+  const std::uint64_t without_memory = plan.hash();
+  HeapCount::allowed = kUnlimited;
+  EXPECT_EQ(without_memory, hash);
+}
+
+TEST(Exhaustion, CheckpointsAreReadAndWritten) {
+  const std::string data = MOEKIT_SOURCE_DIR "/testdata/checkpoints/";
+  Judge judge;
+  for (const char* name : {"modelopt_nvfp4_qwen3_moe",
+                           "mixtral_bf16_sharded",
+                           "gpt_oss_mxfp4",
+                           "gptq_qwen3_moe",
+                           "gguf_mxfp4_gpt_oss"}) {
+    const std::string path = data + name;
+    judge(path, [&] { return Checkpoint::open(path).status(); });
+    const Checkpoint checkpoint = *Checkpoint::open(path);
+    const std::int64_t moe = checkpoint.summary().moe_layers.at(0);
+    judge(path + " layer", [&] { return checkpoint.layer(moe).status(); });
+    judge(path + " no layer", [&] { return checkpoint.layer(1000).status(); });
+  }
+  const jit::TestFolder folder;
+  const std::vector<float> values(8, 1.0F);
+  const std::vector<TensorToWrite> tensors{{"a", matrix_view(values.data(), DType::kF32, 2, 4)}};
+  const std::string file = folder.path() + "/a.safetensors";
+  const std::map<std::string, std::string> metadata{{"key", "value"}};
+  judge("write_safetensors", StatusCode::kOk, [&] {
+    return write_safetensors(file, tensors, metadata);
+  });
+  const Checkpoint source = *Checkpoint::open(data + "qwen3_moe_bf16");
+  for (const QuantizedNaming naming :
+       {QuantizedNaming::kModelopt, QuantizedNaming::kCompressedTensors}) {
+    QuantizeOptions options;
+    options.naming = naming;
+    options.num_threads = 1;
+    const std::string out = folder.path() + "/quantized";
+    judge("quantize_checkpoint", StatusCode::kOk, [&] {
+      const std::int64_t granted = HeapCount::allowed.exchange(kUnlimited);
+      std::filesystem::remove_all(out);
+      HeapCount::allowed = granted;
+      return quantize_checkpoint(source, out, options).status();
+    });
+  }
+  EXPECT_EQ(judge.calls(), 18);
+  EXPECT_GE(judge.allocations(), 1000);
+}
+
+TEST(Exhaustion, WeightsShardsAndRouting) {
+  const Problem problem = small_problem();
+  const TestLayer layer(problem);
+  WeightMatrix odd = layer.source.experts[0].up;
+  odd.cols = 47;
+  std::vector<float> row(47);
+  std::vector<float> values(64, std::numeric_limits<float>::infinity());
+  std::vector<std::byte> bytes(64);
+  Shard wrong;
+  wrong.tp_rank = 3;
+  wrong.tp_size = 2;
+  Shard half;
+  half.ep_size = 2;
+  Routing routing;
+  routing.num_experts = 8;
+  routing.top_k = 2;
+  const std::vector<float> logits(16, 1.0F);
+  std::vector<std::int32_t> ids(4);
+  std::vector<float> weights(4);
+  RouteArguments arguments;
+  arguments.logits = matrix_view(logits.data(), DType::kF32, 2, 8);
+  arguments.topk_ids = matrix_view(ids.data(), DType::kI32, 2, 2);
+  arguments.topk_weights = matrix_view(weights.data(), DType::kF32, 2, 2);
+  RouteArguments bad = arguments;
+  bad.logits.shape[1] = 7;
+
+  Judge judge;
+  judge("validate_weights", [&] { return validate_weights(odd); });
+  judge("decode_row", [&] { return decode_row(odd, 0, row); });
+  judge("encode_weights", [&] {
+    EncodedWeights encoded{bytes, {}, 1.0F};
+    return encode_weights(Format::kNvfp4, values, 1, encoded);
+  });
+  judge("split_fused", [&] { return split_fused(problem, {}).status(); });
+  judge("shard_source", [&] { return shard_source(problem, half, layer.source).status(); });
+  judge("shard_columns", [&] { return shard_columns(problem, wrong).status(); });
+  judge("shard_experts", [&] { return shard_experts(problem, half).status(); });
+  judge("shard_expert_map", [&] { return shard_expert_map(problem, half).status(); });
+  judge("local_problem", [&] { return local_problem(problem, half).status(); });
+  judge("route", [&] { return route(routing, arguments); });
+  judge("route refused", [&] { return route(routing, bad); });
+  judge("router_logits", [&] { return router_logits({}, {}, nullptr, {}); });
+  EXPECT_EQ(judge.calls(), 12);
+  EXPECT_GE(judge.allocations(), 12);
+}
+
+TEST(Exhaustion, KernelImagesAndGpus) {
+  const jit::TestFolder folder;
+  const jit::Image image{.facts = {.kernel = "f.r.t.sm90a",
+                                   .entry = "f_r_t_sm90a",
+                                   .arch = "sm_90a",
+                                   .image_id = std::string(64, 'a'),
+                                   .nvrtc_version = "13.0",
+                                   .options = {"-O3", "--std=c++20"}},
+                         .cubin = "cubin",
+                         .source = "source"};
+  const std::string entry = folder.path() + "/" + jit::bundle_entry_name(image.facts);
+  const jit::EntryContents contents = jit::encode_entry(image, "key");
+  std::filesystem::create_directories(entry);
+  for (std::size_t i = 0; i < contents.size(); ++i) {
+    jit::TestFolder::write(entry + "/" + std::string(jit::kEntryFiles[i]), contents[i]);
+  }
+  const Plan plan = *make_plan(small_problem(), *device_from_name("sm_90a"));
+  const Runtime runtime = *Runtime::create({1, {}});
+  const PackedExperts none;
+  const BuildKernelsOptions for_cpus{.archs = {Arch::kCpu}, .output = folder.path()};
+  const std::string nowhere = folder.path() + "/none";
+  Judge judge;
+  judge("list_kernels", StatusCode::kOk, [&] { return list_kernels(folder.path()).status(); });
+  judge("build_kernels", [&] { return build_kernels(for_cpus).status(); });
+  judge("prune_kernels", [] { return prune_kernels("").status(); });
+  judge("clear_kernels", [&] { return clear_kernels(nowhere).status(); });
+  judge("upload", [&] { return upload(runtime, none).status(); });
+  judge("time_on_device", [&] { return time_on_device(runtime, plan, {}, {}).status(); });
+  EXPECT_EQ(list_kernels(folder.path())->images.size(), 1U);
+  EXPECT_EQ(judge.calls(), 6);
+  EXPECT_GE(judge.allocations(), 50);
+
+  HeapCount::allowed = 0;
+  const KernelFolders folders = kernel_folders();
+  freeze_kernels("a reason that is longer than a string holds in itself");
+  unfreeze_kernels("another reason that is longer than a string holds in itself");
+  HeapCount::allowed = kUnlimited;
+  EXPECT_LE(folders.bundle.size(), kernel_folders().bundle.size());
+}
+
+TEST(Exhaustion, AStatusIsMadeWithoutMemory) {
+  const Status full = invalid_argument("a message that is longer than a string holds in itself");
+  std::string message = "another message that is longer than a string holds in itself";
+  HeapCount::allowed = 0;
+  const Status made = unsupported(std::move(message));
+  const Status in_context = full.with_context("somewhere");
+  const std::string text = full.to_string();
+  HeapCount::allowed = kUnlimited;
+  EXPECT_EQ(made.code(), StatusCode::kOutOfMemory);
+  EXPECT_FALSE(made.message().empty());
+  EXPECT_EQ(in_context, full);
+  EXPECT_EQ(text, "out_of_memory");
 }
 
 TEST(Exhaustion, DevicesAreListedWithoutMemoryForTheirNames) {

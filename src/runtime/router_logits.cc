@@ -50,12 +50,9 @@ double dot(const std::vector<double>& left, const std::vector<double>& right) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-}  // namespace
-
-Status router_logits(const TensorView& x,
-                     const TensorView& weight,
-                     const float* bias,
-                     const MutableTensorView& logits) noexcept {
+Status check_router(const TensorView& x,
+                    const TensorView& weight,
+                    const MutableTensorView& logits) {
   if (!is_float(x.dtype) || !is_float(weight.dtype) || logits.dtype != DType::kF32) {
     return invalid_argument(cat("router_logits: x ",
                                 dtype_name(x.dtype),
@@ -81,7 +78,17 @@ Status router_logits(const TensorView& x,
                                 logits.shape[1],
                                 "] do not fit"));
   }
+  return {};
+}
+
+}  // namespace
+
+Status router_logits(const TensorView& x,
+                     const TensorView& weight,
+                     const float* bias,
+                     const MutableTensorView& logits) noexcept {
   return base::at_border([&]() -> Status {
+    MOEKIT_RETURN_IF_ERROR(check_router(x, weight, logits));
     const std::int64_t tokens = x.shape[0];
     const auto hidden = static_cast<std::size_t>(x.shape[1]);
     std::vector<std::vector<double>> rows(static_cast<std::size_t>(tokens),

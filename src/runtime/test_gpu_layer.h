@@ -83,7 +83,7 @@ class Sm90aTest : public testing::Test {
           }
           const std::lock_guard lock(mutex);
           if (++failures <= 10) {
-            ADD_FAILURE() << verify_case_line(cases[at]) << "\n"
+            ADD_FAILURE() << *verify_case_line(cases[at]) << "\n"
                           << (report.has_value() ? report->first_failure
                                                  : report.status().to_string());
           }

@@ -420,15 +420,17 @@ Status check_case(VerifyCase& verify_case, const std::vector<std::string>& seen)
 
 }  // namespace
 
-std::string verify_case_line(const VerifyCase& verify_case) {
-  std::string line;
-  for (const Field& field : kFields) {
-    const std::string text = field.write(verify_case);
-    if (!text.empty()) {
-      line += cat(line.empty() ? "" : " ", field.key, "=", text);
+Result<std::string> verify_case_line(const VerifyCase& verify_case) noexcept {
+  return base::at_border([&]() -> Result<std::string> {
+    std::string line;
+    for (const Field& field : kFields) {
+      const std::string text = field.write(verify_case);
+      if (!text.empty()) {
+        line += cat(line.empty() ? "" : " ", field.key, "=", text);
+      }
     }
-  }
-  return line;
+    return line;
+  });
 }
 
 Result<VerifyCase> parse_verify_case(std::string_view line) noexcept {

@@ -29,7 +29,7 @@ TEST(VerifyCase, LeastLineAndItsDefaults) {
   EXPECT_EQ(c->problem.num_tokens, 3);
   EXPECT_EQ(c->seed, 1U);
   EXPECT_EQ(c->quirk, "none");
-  EXPECT_EQ(verify_case_line(*c),
+  EXPECT_EQ(*verify_case_line(*c),
             "recipe=w4a16_nvfp4 h=64 i=32 e=8 k=2 m=3 seed=1 activation=silu quirk=none");
 }
 
@@ -62,7 +62,7 @@ TEST(VerifyCase, EveryFieldRoundTrips) {
   p.allow_atomics = true;
   p.batch_invariant = true;
   c.overrides = {ExecutionFamily::kGrouped, 32, "m64n32", true, true};
-  const std::string line = verify_case_line(c);
+  const std::string line = *verify_case_line(c);
   const Result<VerifyCase> back = parse_verify_case(line);
   ASSERT_TRUE(back.has_value()) << line << "\n" << back.status().to_string();
   EXPECT_EQ(back->problem, p) << line;
@@ -70,9 +70,9 @@ TEST(VerifyCase, EveryFieldRoundTrips) {
   EXPECT_EQ(back->num_tokens, 5);
   EXPECT_EQ(back->seed, c.seed);
   EXPECT_EQ(back->quirk, c.quirk);
-  EXPECT_EQ(verify_case_line(*back), line);
+  EXPECT_EQ(*verify_case_line(*back), line);
   p.activation = {ActivationKind::kSitu, {}, {}, {}, 3.0F, 20.5F};
-  EXPECT_EQ(parse_verify_case(verify_case_line(c))->problem, p);
+  EXPECT_EQ(parse_verify_case(*verify_case_line(c))->problem, p);
 }
 
 TEST(VerifyCase, RefusesWhatItCannotRead) {

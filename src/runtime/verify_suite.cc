@@ -5,6 +5,7 @@
 #include <array>
 #include <span>
 
+#include "base/border.h"
 #include "base/text.h"
 #include "runtime/verify_quirks.h"
 
@@ -422,17 +423,19 @@ std::vector<VerifyCase> model_cases() {
 
 namespace moekit {
 
-std::vector<VerifyCase> verify_suite(VerifySuite suite) {
-  std::vector<VerifyCase> cases;
-  for (const verify::LevelRow& row : verify::covering_array(verify::suite_problem(suite))) {
-    cases.push_back(verify::suite_case(suite, row, cases.size()));
-  }
-  if (suite == VerifySuite::kFull) {
-    for (VerifyCase& verify_case : verify::model_cases()) {
-      cases.push_back(std::move(verify_case));
+Result<std::vector<VerifyCase>> verify_suite(VerifySuite suite) noexcept {
+  return base::at_border([&]() -> Result<std::vector<VerifyCase>> {
+    std::vector<VerifyCase> cases;
+    for (const verify::LevelRow& row : verify::covering_array(verify::suite_problem(suite))) {
+      cases.push_back(verify::suite_case(suite, row, cases.size()));
     }
-  }
-  return cases;
+    if (suite == VerifySuite::kFull) {
+      for (VerifyCase& verify_case : verify::model_cases()) {
+        cases.push_back(std::move(verify_case));
+      }
+    }
+    return cases;
+  });
 }
 
 }  // namespace moekit

@@ -95,7 +95,7 @@ TEST(VerifySuite, EveryPublishedExtentOccurs) {
   const std::set<std::int64_t> top_ks = {1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 16, 22};
   const std::set<std::int64_t> tokens = {0, 1, 2, 7, 8, 9, 33, 257};
   std::set<std::int64_t> seen[4];
-  const std::vector<VerifyCase> cases = verify_suite(VerifySuite::kFull);
+  const std::vector<VerifyCase> cases = *verify_suite(VerifySuite::kFull);
   EXPECT_GE(cases.size(), 900U);
   EXPECT_LE(cases.size(), 3000U);
   for (const VerifyCase& c : cases) {
@@ -114,10 +114,10 @@ TEST(VerifySuite, EveryPublishedExtentOccurs) {
 
 TEST(VerifySuite, EveryCaseIsValidAndReadsBackFromItsLine) {
   for (const VerifySuite suite : {VerifySuite::kQuick, VerifySuite::kFull}) {
-    const std::vector<VerifyCase> cases = verify_suite(suite);
+    const std::vector<VerifyCase> cases = *verify_suite(suite);
     EXPECT_GE(cases.size(), 100U);
     for (const VerifyCase& c : cases) {
-      const std::string line = verify_case_line(c);
+      const std::string line = *verify_case_line(c);
       ASSERT_TRUE(validate_problem(c.problem).ok())
           << line << validate_problem(c.problem).message();
       const Result<Quirks> quirks = quirks_from_name(c.quirk);
@@ -135,11 +135,11 @@ TEST(VerifySuite, EveryCaseIsValidAndReadsBackFromItsLine) {
 }
 
 TEST(VerifySuite, IsTheSameEveryTime) {
-  const std::vector<VerifyCase> first = verify_suite(VerifySuite::kQuick);
-  const std::vector<VerifyCase> second = verify_suite(VerifySuite::kQuick);
+  const std::vector<VerifyCase> first = *verify_suite(VerifySuite::kQuick);
+  const std::vector<VerifyCase> second = *verify_suite(VerifySuite::kQuick);
   ASSERT_EQ(first.size(), second.size());
   for (std::size_t i = 0; i < first.size(); ++i) {
-    EXPECT_EQ(verify_case_line(first[i]), verify_case_line(second[i]));
+    EXPECT_EQ(*verify_case_line(first[i]), *verify_case_line(second[i]));
   }
 }
 

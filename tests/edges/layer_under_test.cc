@@ -100,8 +100,8 @@ VerifyReport LayerUnderTest::verify() const {
 std::vector<float> LayerUnderTest::run_verified() {
   std::vector<float> out = run();
   const VerifyReport report = verify();
-  EXPECT_TRUE(report.passed) << verify_case_line(verify_case) << ": " << report.first_failure;
-  EXPECT_GT(report.outputs_checked, 0) << verify_case_line(verify_case);
+  EXPECT_TRUE(report.passed) << *verify_case_line(verify_case) << ": " << report.first_failure;
+  EXPECT_GT(report.outputs_checked, 0) << *verify_case_line(verify_case);
   return out;
 }
 

@@ -12,15 +12,16 @@ namespace moekit::tests {
 
 SuiteTotals run_suite(VerifySuite suite, const DeviceDescriptor& device) {
   SuiteTotals totals;
-  for (const VerifyCase& verify_case : verify_suite(suite)) {
+  const std::vector<VerifyCase> cases = *verify_suite(suite);
+  for (const VerifyCase& verify_case : cases) {
     ++totals.cases;
     totals.tokens_expected += std::min<std::int64_t>(verify_case.num_tokens, 64);
     const Result<VerifyReport> report = run_verify_case(shared_runtime(), verify_case, device);
     if (!report.has_value()) {
-      ADD_FAILURE() << verify_case_line(verify_case) << ": " << report.status().to_string();
+      ADD_FAILURE() << *verify_case_line(verify_case) << ": " << report.status().to_string();
       continue;
     }
-    EXPECT_TRUE(report->passed) << verify_case_line(verify_case) << ": " << report->first_failure;
+    EXPECT_TRUE(report->passed) << *verify_case_line(verify_case) << ": " << report->first_failure;
     totals.passed += report->passed ? 1 : 0;
     totals.tokens_checked += report->tokens_checked;
     if (verify_case.quirk.find("chunked") != std::string::npos &&

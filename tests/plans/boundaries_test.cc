@@ -32,7 +32,7 @@ struct Band {
 
 void expect_bands(const Problem& problem, std::string_view device, const std::vector<Band>& bands) {
   const Plan plan = plan_of(problem, device);
-  ASSERT_EQ(plan->ladder.size(), bands.size()) << plan.to_text(1);
+  ASSERT_EQ(plan->ladder.size(), bands.size()) << *plan.to_text(1);
   std::int64_t first = 0;
   for (std::size_t i = 0; i < bands.size(); ++i) {
     const Rung& rung = plan->ladder[i];
@@ -128,12 +128,12 @@ TEST(Boundaries, NothingIsReadFromTheEnvironment) {
     for (const std::string_view device : kGpus) {
       for (const Recipe recipe : {Recipe::kW4a16Nvfp4, Recipe::kW4a16Mxfp4}) {
         const Plan plan = plan_of(glm_tp8(recipe, 4096), device);
-        made.push_back(plan.to_text(8) + plan.to_json(8));
+        made.push_back(*plan.to_text(8) + *plan.to_json(8));
       }
     }
     for (const Recipe recipe :
          {Recipe::kW4a4Nvfp4, Recipe::kW4a8Nvfp4, Recipe::kW4a8Mxfp4, Recipe::kW4a16Nvfp4}) {
-      made.push_back(plan_of(glm_tp8(recipe, 4096), "sm_120a").to_json(8));
+      made.push_back(*plan_of(glm_tp8(recipe, 4096), "sm_120a").to_json(8));
     }
     return made;
   };

@@ -67,7 +67,7 @@ std::string golden_text(const Preset& preset) {
       problem.num_tokens = tokens;
       text.append("== ").append(device).append(" M=").append(std::to_string(tokens)).append("\n");
       const Result<Plan> plan = make_plan(problem, device_of(device), preset.pins);
-      text += plan.has_value() ? plan->to_text(tokens) : plan.status().to_string() + "\n";
+      text += plan.has_value() ? *plan->to_text(tokens) : plan.status().to_string() + "\n";
     }
   }
   return text;

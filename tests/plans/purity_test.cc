@@ -79,10 +79,10 @@ TEST(Purity, AnotherProcessWithoutADriverGivesTheSameText) {
                                     .append(std::to_string(row.tokens));
     const Process text = run_program(options);
     EXPECT_EQ(text.exit_code, 0);
-    EXPECT_EQ(text.out, plan.to_text(row.tokens)) << options;
+    EXPECT_EQ(text.out, *plan.to_text(row.tokens)) << options;
     const Process json = run_program(options + " --json");
     EXPECT_EQ(json.exit_code, 0);
-    EXPECT_EQ(json.out, plan.to_json(row.tokens) + "\n") << options;
+    EXPECT_EQ(json.out, *plan.to_json(row.tokens) + "\n") << options;
     ++compared;
   }
   EXPECT_EQ(compared, 31);
@@ -96,12 +96,12 @@ TEST(Purity, JsonRoundTripGivesTheSameText) {
   int compared = 0;
   for (const Asked& row : asked()) {
     const Plan plan = plan_of(problem_of(row), row.device);
-    const Result<Plan> back = Plan::from_json(plan.to_json(row.tokens));
+    const Result<Plan> back = Plan::from_json(*plan.to_json(row.tokens));
     ASSERT_TRUE(back.has_value()) << back.status().to_string();
     EXPECT_EQ(*back, plan);
     EXPECT_EQ(back->hash(), plan.hash());
-    EXPECT_EQ(back->to_text(row.tokens), plan.to_text(row.tokens));
-    EXPECT_EQ(back->to_json(1), plan.to_json(1));
+    EXPECT_EQ(*back->to_text(row.tokens), *plan.to_text(row.tokens));
+    EXPECT_EQ(*back->to_json(1), *plan.to_json(1));
     EXPECT_EQ(plan_of(problem_of(row), row.device), plan);
     ++compared;
   }

@@ -163,11 +163,11 @@ TEST(Scratch, MonotoneTotalAndDisjointOverRandomProblems) {
         break;  // a pin or combination that is refused is so at every capacity
       }
       ASSERT_EQ(plan->workspace_bytes(), *bytes);
-      ASSERT_GE(plan->workspace_bytes(), before) << tokens << "\n" << plan->to_text(tokens);
+      ASSERT_GE(plan->workspace_bytes(), before) << tokens << "\n" << *plan->to_text(tokens);
       before = plan->workspace_bytes();
       expect_total_and_disjoint(*plan);
       if (HasFatalFailure()) {
-        FAIL() << plan->to_text(tokens);
+        FAIL() << *plan->to_text(tokens);
       }
       ++plans;
     }

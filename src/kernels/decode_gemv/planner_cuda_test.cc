@@ -131,7 +131,7 @@ TEST(CudaPlanning, TwoStepsWithoutABarrierEveryRungFromTheTables) {
     }
   }
   EXPECT_EQ(next, 65);
-  EXPECT_EQ(*Plan::from_json(plan.to_json(8)), plan);
+  EXPECT_EQ(*Plan::from_json(*plan.to_json(8)), plan);
 }
 
 TEST(Variants, ResidentNamesAreReadBackAndNoOthers) {

@@ -40,7 +40,7 @@ TEST(EmulatedLayers, EveryRecipeIsWithinItsBounds) {
       device.num_threads = threads;
       for (const RecipeInfo& recipe : kRecipes) {
         const VerifyCase layer = layer_of(recipe.recipe, tokens);
-        SCOPED_TRACE(isa + " " + verify_case_line(layer));
+        SCOPED_TRACE(isa + " " + *verify_case_line(layer));
         const auto report = run_verify_case(*runtime, layer, device);
         ASSERT_TRUE(report.has_value()) << report.status().to_string();
         EXPECT_TRUE(report->passed) << report->first_failure;

@@ -17,11 +17,11 @@ int main() {
     std::fprintf(stderr, "%s\n", plan.status().to_string().c_str());
     return 1;
   }
-  const auto read_back = moekit::Plan::from_json(plan->to_json(1));
+  const auto read_back = moekit::Plan::from_json(*plan->to_json(1));
   if (!read_back || !(*read_back == *plan)) {
     std::fprintf(stderr, "the plan does not survive its JSON\n");
     return 1;
   }
-  std::printf("%s", plan->to_text(1).c_str());
+  std::printf("%s", plan->to_text(1)->c_str());
   return 0;
 }
