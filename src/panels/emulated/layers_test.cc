@@ -78,7 +78,7 @@ TEST(EmulatedLayers, ShardsAndExtremesAreWithinTheirBounds) {
         VerifyCase layer = layer_of(recipe.recipe, 5);
         begin_inside_a_group(layer.problem);
         layer.quirk = quirk;
-        SCOPED_TRACE(isa + " " + verify_case_line(layer));
+        SCOPED_TRACE(isa + " " + *verify_case_line(layer));
         const auto report = run_verify_case(*runtime, layer, device);
         if (!report.has_value()) {  // formats without scales have no extreme ones
           EXPECT_EQ(report.status().code(), StatusCode::kInvalidArgument)
