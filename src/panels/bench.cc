@@ -4,6 +4,8 @@
 // when memory does not matter. layer/*: whole layers with weights from memory; GB/s are weight
 // bytes of active experts over time, to be read beside a probe of the machine's read bandwidth.
 
+#include <bit>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -38,6 +40,29 @@ void load_tile(const Body& body,
   }
 }
 
+// Codes at random without E4M3's NaN. Scales as the layout has them: bytes beside the codes, or f32
+// (with int4's zero point in the low bits) of 1.
+std::vector<std::byte> random_panel(const device::Panel16Shape& shape) {
+  std::vector<std::byte> panel(static_cast<std::size_t>(device::panel16_panel_bytes(shape)));
+  const unsigned least = shape.element == device::Panel16Element::kE4m3 ? 0x30U : 0x70U;
+  std::mt19937 random(3);
+  for (std::byte& byte : panel) {
+    byte = static_cast<std::byte>(least + random() % 16U);
+  }
+  if (device::panel16_has_wide_scales(shape.element)) {
+    const std::uint32_t word = shape.element == device::Panel16Element::kInt4
+                                   ? device::panel16_int4_word(1.0F, 8)
+                                   : std::bit_cast<std::uint32_t>(1.0F);
+    const std::int64_t group_cols = device::panel16_own_group_cols(shape.element);
+    for (std::int64_t group = 0; group < shape.cols / group_cols; ++group) {
+      for (std::int64_t row = 0; row < kPanelRows; ++row) {
+        std::memcpy(panel.data() + device::panel16_scale_position(shape, row, group), &word, 4);
+      }
+    }
+  }
+  return panel;
+}
+
 bool runs_here(const Body& body) {
   const base::CpuInfo cpu = base::detect_cpu();
 #if defined(__x86_64__)
@@ -48,26 +73,35 @@ bool runs_here(const Body& body) {
   return static_cast<int>(body.isa) <= static_cast<int>(cpu.isa);
 }
 
-void dot_in_cache(benchmark::State& state, const Body& body, device::Panel16Element element) {
-  if (!runs_here(body)) {
+void dot_in_cache(benchmark::State& state, const Body& named, device::Panel16Element element) {
+  const Body& body = body_of(named, element);
+  if (!runs_here(named)) {
     state.SkipWithError("this processor or system lacks the instruction set");
     return;
   }
   const std::int64_t tokens = state.range(0);
   const std::int64_t cols = element == device::Panel16Element::kBf16 ? 256 : 1024;
   const device::Panel16Shape shape{element, kPanelRows, cols, 1, 0};
-  std::vector<std::byte> panel(static_cast<std::size_t>(device::panel16_panel_bytes(shape)));
-  std::mt19937 random(3);
-  for (std::byte& byte : panel) {
-    byte = static_cast<std::byte>(0x70U + random() % 16U);
-  }
+  const std::vector<std::byte> panel = random_panel(shape);
   // Rows with the room that expert_steps.cc sets aside.
   const std::int64_t row_bytes = cols * body.operand_bytes + 64;
   std::vector<std::byte> operand(static_cast<std::size_t>(tokens * row_bytes));
   load_tile(body, shape, tokens, row_bytes, operand.data());
   std::vector<float> sums(static_cast<std::size_t>(tokens * kPanelRows));
+  // E4M3 comes with activations that have scales of their own.
+  const std::int64_t scale_stride =
+      element == device::Panel16Element::kE4m3 ? cols / kOperandGroupCols : 0;
+  const std::vector<float> scales(static_cast<std::size_t>(tokens * scale_stride), 1.0F);
+  const DotCall call{.panels = panel.data(),
+                     .shape = &shape,
+                     .operand = operand.data(),
+                     .num_tokens = tokens,
+                     .sums = sums.data(),
+                     .operand_scales = scales.empty() ? nullptr : scales.data(),
+                     .operand_scale_stride = scale_stride,
+                     .operand_row_bytes = row_bytes};
   for (auto _ : state) {
-    body.dot({panel.data(), 1, &shape, operand.data(), tokens, sums.data(), nullptr, 0, row_bytes});
+    body.dot(call);
     benchmark::DoNotOptimize(sums.data());
     benchmark::ClobberMemory();
   }
@@ -141,14 +175,17 @@ void register_dots() {
        }) {
     for (const auto& [element, format] : {std::pair{Element::kNvfp4, "nvfp4"},
                                           std::pair{Element::kMxfp4, "mxfp4"},
-                                          std::pair{Element::kBf16, "bf16"}}) {
+                                          std::pair{Element::kBf16, "bf16"},
+                                          std::pair{Element::kInt4, "int4"},
+                                          std::pair{Element::kE4m3, "e4m3"}}) {
       const std::string label = "dot/" + std::string(name) + "/" + format;
       const Body* const chosen = &body;
       auto* bench = benchmark::RegisterBenchmark(
           label.c_str(), [chosen, element = element](benchmark::State& state) {
             dot_in_cache(state, *chosen, element);
           });
-      for (std::int64_t tokens = 1; tokens <= body.max_tokens; tokens *= 2) {
+      const std::int64_t most = body_of(body, element).max_tokens;
+      for (std::int64_t tokens = 1; tokens <= most; tokens *= 2) {
         bench->Arg(tokens);
       }
     }
