@@ -85,6 +85,56 @@ TEST(Bodies, ExtremeScalesCountInFull) {
   EXPECT_GE(judged, kNumPanels * kPanelRows * 6 * 4);
 }
 
+// The scale of one group of one panel is what the rest of the call need not be ready for.
+TEST(Bodies, OneGroupOfAnExtremeScaleCountsInFull) {
+  int64_t judged = 0;
+  for (const auto& [name, chosen] : bodies_under_test()) {
+    const Body& body = body_of(*chosen, Panel16Element::kMxfp4);
+    for (const Panel16Shape& shape : {Panel16Shape{Panel16Element::kMxfp4, 32, 360, 1, 16, 0},
+                                      Panel16Shape{Panel16Element::kMxfp4, 32, 512, 1, 0, 0}}) {
+      for (int64_t place = 0; place < 2 * kNumPanels; ++place) {
+        const int64_t most = std::min(body.max_tokens, int64_t{18});
+        DotCase dots(shape, most, 120, -20);
+        dots.set_scales(place / 2, place % 2 == 0 ? 0 : 6, 253);
+        const std::vector<float> sums = dots.dot(body, 0, most);
+        for (int64_t i = 0; i < kNumPanels * most * kPanelRows; ++i) {
+          const int64_t row = i / (most * kPanelRows) * kPanelRows + i % kPanelRows;
+          const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % most);
+          EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
+                      sum,
+                      0x1p-23 * magnitude * std::sqrt(2.0 * 512))
+              << name << " place " << place;
+          ++judged;
+        }
+      }
+    }
+  }
+  EXPECT_GE(judged, kNumPanels * kPanelRows * 8 * 4);
+}
+
+// Products of small scales and small operands that would be no normal f32.
+TEST(Bodies, SmallScalesOfSmallOperandsCountInFull) {
+  int64_t judged = 0;
+  for (const auto& [name, body] : bodies_under_test()) {
+    for (const std::uint32_t least : {50U, 57U, 63U}) {
+      const int64_t most = std::min(body->max_tokens, int64_t{3});
+      const DotCase dots(
+          {Panel16Element::kMxfp4, kPanelRows * kNumPanels, 360, 1, 16, 0}, most, least, -58);
+      const std::vector<float> sums = dots.dot(*body, 0, most);
+      for (int64_t i = 0; i < kNumPanels * most * kPanelRows; ++i) {
+        const int64_t row = i / (most * kPanelRows) * kPanelRows + i % kPanelRows;
+        const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % most);
+        EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
+                    sum,
+                    0x1p-16 * magnitude + 0x1p-149 * 24)
+            << name << " least " << least;
+        ++judged;
+      }
+    }
+  }
+  EXPECT_GE(judged, kNumPanels * kPanelRows * 3 * 3);
+}
+
 // Elements far apart in one scale group: what a small one adds must not drown where the weights of
 // the large ones are zero, in whatever form a body holds its operands.
 TEST(Bodies, SmallOperandsBesideLargeOnesCountInFull) {

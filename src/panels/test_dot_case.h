@@ -64,6 +64,24 @@ class DotCase {
     }
   }
 
+  /// Another E8M0 scale for one group of one panel's rows.
+  void set_scales(int64_t panel, int64_t group, std::uint32_t code) {
+    for (int64_t in_panel = 0; in_panel < kPanelRows; ++in_panel) {
+      std::byte& at = panels_[static_cast<std::size_t>(
+          panel * device::panel16_panel_bytes(shape_) +
+          device::panel16_scale_position(shape_, in_panel, group))];
+      const int shift = static_cast<int>(code) - std::to_integer<int>(at);
+      at = static_cast<std::byte>(code);
+      const int64_t group_cols = device::panel16_group_cols(shape_);
+      for (int64_t col = 0; col < shape_.cols; ++col) {
+        double& value =
+            values_[static_cast<std::size_t>((panel * kPanelRows + in_panel) * shape_.cols + col)];
+        value =
+            (shape_.group_offset + col) / group_cols == group ? std::ldexp(value, shift) : value;
+      }
+    }
+  }
+
   /// Other activations: any finite bf16, subnormals and huge ones included.
   void make_wild(std::uint32_t seed) {
     std::mt19937 random(seed);

@@ -30,6 +30,7 @@ struct Tiles {
 };
 
 thread_local Tiles tiles;
+thread_local std::int64_t configurations = 0;
 
 Tile& configured_tile(const char* instruction, int number) {
   if (!tiles.configured) {
@@ -123,6 +124,10 @@ bool all_zero(const Values& values) {
 
 }  // namespace
 
+std::int64_t num_configurations() {
+  return configurations;
+}
+
 bool holds_tiles() {
   return tiles.configured;
 }
@@ -146,6 +151,7 @@ void load_config(const TileConfig& config) {
   if (!none_in(2, 16) || !none_in(32, 48) || !none_in(56, 64)) {
     fault(kName, "reserved bytes are not 0");
   }
+  ++configurations;
   Tiles configured;
   configured.configured = true;
   for (std::size_t i = 0; i < configured.at.size(); ++i) {

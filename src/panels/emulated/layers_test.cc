@@ -9,6 +9,7 @@
 
 #include "moekit/verify.h"
 
+#include "panels/emulated/test_amx.h"
 #include "panels/test_bodies.h"
 
 namespace moekit::panels {
@@ -49,6 +50,21 @@ TEST(EmulatedLayers, EveryRecipeIsWithinItsBounds) {
     }
   }
   EXPECT_GE(checked, 100000);
+}
+
+// Whoever computes with tiles in this thread next finds them free.
+TEST(EmulatedLayers, TilesAreGivenBackWithEveryCall) {
+  const auto runtime = Runtime::create({.num_threads = 1});
+  ASSERT_TRUE(runtime.has_value());
+  DeviceDescriptor device = *device_from_name(select_body("amx_emulated"));
+  device.num_threads = 1;
+  VerifyCase layer = layer_of(Recipe::kW4a16Mxfp4, 12);
+  layer.overrides.family = ExecutionFamily::kGrouped;
+  const std::int64_t before = num_configurations();
+  const auto report = run_verify_case(*runtime, layer, device);
+  ASSERT_TRUE(report.has_value()) << report.status().to_string();
+  EXPECT_GT(num_configurations(), before);
+  EXPECT_FALSE(holds_tiles());
 }
 
 // A rank's part: down begins inside a scale group, and inside a block of rows where there are such.

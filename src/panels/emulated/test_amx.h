@@ -26,6 +26,9 @@ void multiply_emulated_tiles(int sums, int rows, int columns);
 void load_config(const TileConfig& config);
 void release_tiles();
 
+/// How often this thread loaded one.
+[[nodiscard]] std::int64_t num_configurations();
+
 /// Whether this thread holds a configuration.
 [[nodiscard]] bool holds_tiles();
 
