@@ -107,7 +107,7 @@ TEST(Encode, all_zero_tensor_gets_global_zero) {
 
 TEST(Encode, decoded_values_are_fixed_points_and_errors_are_bounded) {
   // 104 columns: the last group of either format is short.
-  const std::vector<float> values = random_values(6 * 104, 7);
+  const std::vector<float> values = random_values(std::size_t{6} * 104, 7);
   for (const Format format : {Format::kNvfp4, Format::kMxfp4}) {
     const Encoded once = encode(format, values, 6);
     ASSERT_TRUE(once.status.ok());

@@ -7,8 +7,8 @@
 namespace moekit::formats {
 
 std::span<const Packing> packings() noexcept {
-  static const Packing kPackings[] = {kPanel16Packing, kTile16Packing};
-  return kPackings;
+  static const Packing rows[] = {kPanel16Packing, kTile16Packing};
+  return rows;
 }
 
 const Packing* packing_for(Format format, ArchClass arch_class) noexcept {

@@ -123,9 +123,10 @@ class RowPacker {
       const std::int64_t place = shape_.group_offset + col;
       const auto col_in_tile = static_cast<std::int32_t>(place % device::kFp4TileCols);
       const std::uint32_t code = (codes[col >> 1] >> ((col & 1) * 4)) & 0xFU;
-      std::uint8_t* at = tile(to, place / device::kFp4TileCols) +
-                         device::fp4_lane(to.row, col_in_tile) * device::kFp4LaneCodeBytes +
-                         (col_in_tile % 16) / 8 * 8;
+      std::uint8_t* at =
+          tile(to, place / device::kFp4TileCols) +
+          std::int64_t{device::fp4_lane(to.row, col_in_tile)} * device::kFp4LaneCodeBytes +
+          (col_in_tile % 16) / 8 * 8;
       WordPair words = 0;
       std::memcpy(&words, at, sizeof(words));
       words |= spread[static_cast<std::size_t>(col_in_tile % 8)][code];
@@ -184,8 +185,9 @@ class RowUnpacker {
 
   [[nodiscard]] std::uint32_t code_at(const PackedRow& from, std::int64_t place) const {
     const auto col = static_cast<std::int32_t>(place % device::kFp4TileCols);
-    const std::uint8_t* lane = tile(from, place / device::kFp4TileCols) +
-                               device::fp4_lane(from.row, col) * device::kFp4LaneCodeBytes;
+    const std::uint8_t* lane =
+        tile(from, place / device::kFp4TileCols) +
+        std::int64_t{device::fp4_lane(from.row, col)} * device::kFp4LaneCodeBytes;
     std::uint32_t code = 0;
     for (std::int32_t code_bit = 0; code_bit < 4; ++code_bit) {
       const device::Fp4Bit at = device::fp4_code_bit(from.row, col, code_bit);

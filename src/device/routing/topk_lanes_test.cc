@@ -45,7 +45,7 @@ Routed by_lanes(const RoutingParams& params, const float* bias, const std::vecto
   std::vector<float> words(
       static_cast<std::size_t>(routing_room_floats(params.num_experts, params.num_groups)),
       kQuietNan);
-  std::vector<i32> id_words(2 * kRoutingLanes, -7777);
+  std::vector<i32> id_words(std::size_t{2} * kRoutingLanes, -7777);
   const RoutingRoom room =
       routing_room(words.data(), id_words.data(), params.num_experts, params.num_groups);
   std::memcpy(room.logits, logits.data(), logits.size() * sizeof(float));
@@ -103,7 +103,7 @@ TEST(TopkLanes, AgreesBitForBitWithTheTokenLoop) {
 
 TEST(TopkLanes, RoomHoldsEveryPartOnce) {
   std::vector<float> words(static_cast<std::size_t>(routing_room_floats(40, 8)));
-  std::vector<i32> ids(2 * kRoutingLanes);
+  std::vector<i32> ids(std::size_t{2} * kRoutingLanes);
   const RoutingRoom room = routing_room(words.data(), ids.data(), 40, 8);
   EXPECT_EQ(room.stats + 2, words.data() + words.size());
   EXPECT_EQ(room.ids + kRoutingLanes, ids.data() + ids.size());
