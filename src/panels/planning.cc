@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "formats/packing_panel16.h"
 #include "panels/expert_steps.h"
+#include "plan/family_rules.h"
 
 namespace moekit::panels {
 
@@ -116,9 +117,7 @@ Verdict check_cpu(const plan::FamilyContext& context, std::int64_t num_tokens) {
   // adds a nanosecond: nominal figures of one server core, there to rank and not to be read.
   const Problem& problem = context.problem;
   const std::int64_t routes = num_tokens * problem.top_k;
-  const auto active = static_cast<double>(std::min(routes, problem.num_experts));
-  const double bytes = active * static_cast<double>(context.layout.gate_up.expert_stride_bytes +
-                                                    context.layout.down.expert_stride_bytes);
+  const double bytes = plan::active_weight_bytes(context, num_tokens);
   const double products =
       static_cast<double>(routes) *
       static_cast<double>(num_gate_up_rows(problem) + problem.intermediate_size) *

@@ -185,24 +185,15 @@ TEST_F(DecodeGpu, EveryCaseOfTheSuitesThatItServes) {
 // Small enough for compute-sanitizer's racecheck (scripts/gpu_check): both formats, ragged widths,
 // more routes than columns, inactive ids, and items that warps share.
 TEST_F(DecodeGpu, ReducedSetForTheSanitizers) {
-  std::size_t checked = 0;
-  for (const char* line :
-       {"recipe=w4a16_nvfp4 h=136 i=112 e=4 k=2 m=1 seed=1 quirk=none",
-        "recipe=w4a16_mxfp4 h=136 i=112 e=4 k=2 m=3 seed=2 bias=both quirk=inactive_ids",
-        "recipe=w4a16_nvfp4 h=256 i=176 e=4 k=2 m=9 seed=3 quirk=int64_ids",
-        "recipe=w4a16_mxfp4 h=256 i=232 e=4 k=2 m=16 seed=4 activation=relu2 quirk=duplicate_ids",
-        "recipe=w4a16_nvfp4 h=136 i=776 e=2 k=2 m=33 seed=5 quirk=none",
-        "recipe=w4a16_mxfp4 h=136 i=256 e=16 k=4 m=20 seed=6 quirk=none",
-        "recipe=w4a16_nvfp4 h=264 i=328 e=3 k=2 m=33 tile=w20r16k4a1c24i2b1+w20r16k4a1c24i2b1x1 "
-        "seed=7 quirk=inactive_ids"}) {
-    const Result<VerifyCase> made = parse_verify_case(line);
-    ASSERT_TRUE(made.has_value()) << made.status().to_string();
-    const Result<VerifyReport> report = run_verify_case(*runtime, *made, device);
-    ASSERT_TRUE(report.has_value()) << report.status().to_string();
-    EXPECT_TRUE(report->passed) << line << "\n" << report->first_failure;
-    ++checked;
-  }
-  EXPECT_EQ(checked, 7U);
+  check_in_turn(
+      {"recipe=w4a16_nvfp4 h=136 i=112 e=4 k=2 m=1 seed=1 quirk=none",
+       "recipe=w4a16_mxfp4 h=136 i=112 e=4 k=2 m=3 seed=2 bias=both quirk=inactive_ids",
+       "recipe=w4a16_nvfp4 h=256 i=176 e=4 k=2 m=9 seed=3 quirk=int64_ids",
+       "recipe=w4a16_mxfp4 h=256 i=232 e=4 k=2 m=16 seed=4 activation=relu2 quirk=duplicate_ids",
+       "recipe=w4a16_nvfp4 h=136 i=776 e=2 k=2 m=33 seed=5 quirk=none",
+       "recipe=w4a16_mxfp4 h=136 i=256 e=16 k=4 m=20 seed=6 quirk=none",
+       "recipe=w4a16_nvfp4 h=264 i=328 e=3 k=2 m=33 tile=w20r16k4a1c24i2b1+w20r16k4a1c24i2b1x1 "
+       "seed=7 quirk=inactive_ids"});
 }
 
 class GlmTp8 : public DecodeGpu {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -93,6 +94,18 @@ class Sm90aTest : public testing::Test {
     workers.clear();
     EXPECT_EQ(passed, cases.size());
     std::printf("%zu of %zu cases passed\n", passed.load(), cases.size());
+  }
+
+  /// Few cases, one after the other on the test's own runtime: what a sanitizer can watch.
+  void check_in_turn(std::initializer_list<const char*> lines) {
+    for (const char* line : lines) {
+      const Result<VerifyCase> made = parse_verify_case(line);
+      ASSERT_TRUE(made.has_value()) << made.status().to_string();
+      const Result<VerifyReport> report = run_verify_case(*runtime, *made, device);
+      ASSERT_TRUE(report.has_value()) << report.status().to_string();
+      EXPECT_TRUE(report->passed) << line << "\n" << report->first_failure;
+      EXPECT_GT(report->outputs_checked, 0) << line;
+    }
   }
 
   std::optional<Runtime> runtime;

@@ -8,6 +8,7 @@
 #include "kernels/decode_gemv/geometry.h"
 #include "kernels/decode_gemv/variants.h"
 #include "plan/concurrency.h"
+#include "plan/family_rules.h"
 #include "plan/tuning/table.h"
 
 namespace moekit::kernels::decode_gemv {
@@ -76,15 +77,13 @@ std::string pin_name(const FamilyContext& context, std::int64_t num_tokens) {
 
 std::string refused_pin(const FamilyContext& context, std::int64_t m_max) {
   const PlanOverrides& overrides = context.overrides;
-  const Arch arch = context.device.arch;
   if (overrides.route_block_rows.has_value()) {
     return cat("pin route_block_rows=",
                *overrides.route_block_rows,
                " has no meaning here: routes are not padded");
   }
-  if (overrides.pdl_first && arch < Arch::kSm90a) {
-    return cat(
-        "pin pdl_first chains launches, which ", arch_name(arch), " cannot; nearest: sm_90a");
+  if (std::string reason = plan::refused_pdl_first(context); !reason.empty()) {
+    return reason;
   }
   if (overrides.tile.has_value() && *overrides.tile != pin_name(context, m_max)) {
     return cat("pin tile=", *overrides.tile, ", expected ", pin_name(context, m_max));
@@ -94,15 +93,8 @@ std::string refused_pin(const FamilyContext& context, std::int64_t m_max) {
 
 std::string refused_planned_problem(const FamilyContext& context, std::int64_t m_max) {
   const Problem& problem = context.problem;
-  const RecipeInfo& recipe = recipe_info(problem.recipe);
-  if (!quantizer_info(recipe.quantizer).fits_bf16) {
-    return cat("recipe ",
-               recipe.name,
-               " on ",
-               arch_name(context.device.arch),
-               ": operands of rule ",
-               quantizer_info(recipe.quantizer).name,
-               " do not fit bf16; nearest: w4a16_nvfp4");
+  if (std::string reason = plan::refused_operands(context); !reason.empty()) {
+    return reason;
   }
   if (problem.batch_invariant) {
     return "batch_invariant: down splits K by the routes of the whole call";
@@ -170,12 +162,8 @@ plan::Verdict check_planned(const FamilyContext& context, std::int64_t m_max) {
       return plan::Verdict::refuse(std::move(reason));
     }
   }
-  const Problem& problem = context.problem;
-  const auto active = static_cast<double>(std::min(m_max * problem.top_k, problem.num_experts));
-  const double bytes = active * static_cast<double>(context.layout.gate_up.expert_stride_bytes +
-                                                    context.layout.down.expert_stride_bytes);
   // Active bytes at 1 byte a picosecond and two launches: it ranks, nothing is read off it.
-  return plan::Verdict::accept(5.0 + bytes / 1e6);
+  return plan::Verdict::accept(5.0 + plan::active_weight_bytes(context, m_max) / 1e6);
 }
 
 std::vector<std::int64_t> breakpoints_planned(const FamilyContext& context) {

@@ -8,6 +8,7 @@
 #include "kernels/decode_gemv/geometry.h"
 #include "kernels/decode_gemv/variants.h"
 #include "plan/concurrency.h"
+#include "plan/family_rules.h"
 
 namespace moekit::kernels::decode_gemv {
 namespace {
@@ -248,11 +249,7 @@ plan::Verdict check_cuda(const plan::FamilyContext& context, std::int64_t m_max)
     }
   }
   // Active bytes at 4.5 bytes a picosecond and two launches: it ranks, nothing is read off it.
-  const Problem& problem = context.problem;
-  const auto active = static_cast<double>(std::min(m_max * problem.top_k, problem.num_experts));
-  const double bytes = active * static_cast<double>(context.layout.gate_up.expert_stride_bytes +
-                                                    context.layout.down.expert_stride_bytes);
-  return plan::Verdict::accept(5.0 + bytes / 4.5e6);
+  return plan::Verdict::accept(5.0 + plan::active_weight_bytes(context, m_max) / 4.5e6);
 }
 
 std::vector<std::int64_t> breakpoints_cuda(const plan::FamilyContext& context) {

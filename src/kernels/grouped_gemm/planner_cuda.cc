@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "kernels/grouped_gemm/spec.h"
 #include "plan/concurrency.h"
+#include "plan/family_rules.h"
 #include "plan/tuning/table.h"
 
 namespace moekit::kernels::grouped_gemm {
@@ -124,25 +125,11 @@ std::string refused_pin(const FamilyContext& context) {
   if (arch == Arch::kSm90a && pinned) {
     return "no grouped kernel is written for sm_90a yet, so none can be pinned; leave the pin out";
   }
-  if (overrides.pdl_first && arch < Arch::kSm90a) {
-    return cat(
-        "pin pdl_first chains launches, which ", arch_name(arch), " cannot; nearest: sm_90a");
-  }
-  return {};
+  return plan::refused_pdl_first(context);
 }
 
 std::string refused_problem(const FamilyContext& context) {
-  const RecipeInfo& recipe = recipe_info(context.problem.recipe);
-  if (!has_native_fp4(context.device.arch) && !quantizer_info(recipe.quantizer).fits_bf16) {
-    return cat("recipe ",
-               recipe.name,
-               " on ",
-               arch_name(context.device.arch),
-               ": operands of rule ",
-               quantizer_info(recipe.quantizer).name,
-               " do not fit bf16; nearest: w4a16_nvfp4");
-  }
-  return {};
+  return has_native_fp4(context.device.arch) ? std::string() : plan::refused_operands(context);
 }
 
 std::string tiles_that_fit(const FamilyContext& context, std::int64_t rows) {
@@ -243,11 +230,7 @@ Verdict check_cuda(const FamilyContext& context, std::int64_t m_max) {
     }
   }
   // Active bytes at 4 bytes a picosecond and four launches: it ranks, nothing is read off it.
-  const Problem& problem = context.problem;
-  const auto active = static_cast<double>(std::min(m_max * problem.top_k, problem.num_experts));
-  const double bytes = active * static_cast<double>(context.layout.gate_up.expert_stride_bytes +
-                                                    context.layout.down.expert_stride_bytes);
-  return Verdict::accept(10.0 + bytes / 4e6);
+  return Verdict::accept(10.0 + plan::active_weight_bytes(context, m_max) / 4e6);
 }
 
 std::vector<std::int64_t> breakpoints_cuda(const FamilyContext& context) {
