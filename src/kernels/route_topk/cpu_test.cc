@@ -290,7 +290,7 @@ TEST(RouteTopk, HashTableNamesTheIdsAndScoresWeighThem) {
   routing.hash_table = true;
   const std::vector<std::int32_t> table = {4, 1, 0, 6, 3, 5};  // three token ids; 6 is no expert
   const std::vector<std::int64_t> token_ids = {0, 2, 1, 3, -1, std::int64_t{1} << 32};
-  std::vector<float> logits(6 * 6, 0.5F);
+  std::vector<float> logits(std::size_t{6} * 6, 0.5F);
   logits[4] = 2.0F;
   logits[1] = -1.0F;
   logits[6 + 5] = kNan;
