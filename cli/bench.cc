@@ -54,10 +54,7 @@ struct BenchLayer {
 
 /// Tensors of one call.
 struct BenchInput {
-  std::vector<std::byte> hidden_states;
-  RandomRoutes routes;
-  AlignedBuffer out;
-  RunArguments arguments{};
+  RandomCall call;
   double active_bytes = 0.0;
 };
 
@@ -145,24 +142,9 @@ Result<BenchLayer> build_layer(Console& console, const BenchOptions& options) {
 
 Result<BenchInput> make_input(const Problem& problem, std::int64_t num_tokens, RandomBits& random) {
   BenchInput input;
-  input.hidden_states = random_hidden_states(problem, num_tokens, random);
-  input.routes = random_routes(problem, num_tokens, random);
-  MOEKIT_ASSIGN_OR_RETURN(
-      input.out, AlignedBuffer::allocate(static_cast<std::int64_t>(input.hidden_states.size())));
-  RunArguments& arguments = input.arguments;
-  arguments.x = matrix_view(static_cast<const void*>(input.hidden_states.data()),
-                            problem.io_dtype,
-                            num_tokens,
-                            problem.hidden_size);
-  arguments.topk_ids = matrix_view(
-      static_cast<const void*>(input.routes.ids.data()), DType::kI32, num_tokens, problem.top_k);
-  arguments.topk_weights = matrix_view(static_cast<const void*>(input.routes.weights.data()),
-                                       DType::kF32,
-                                       num_tokens,
-                                       problem.top_k);
-  arguments.out = matrix_view(
-      static_cast<void*>(input.out.begin()), problem.io_dtype, num_tokens, problem.hidden_size);
-  const std::set<std::int32_t> active(input.routes.ids.begin(), input.routes.ids.end());
+  MOEKIT_ASSIGN_OR_RETURN(input.call, random_call(problem, num_tokens, random));
+  const std::vector<std::int32_t>& ids = input.call.routes.ids;
+  const std::set<std::int32_t> active(ids.begin(), ids.end());
   input.active_bytes =
       static_cast<double>(active.size()) * static_cast<double>(expert_bytes(problem));
   return input;
@@ -184,7 +166,7 @@ class Rotation {
     const PackedExperts& experts = layer_.copies[bindings_.size() % layer_.copies.size()];
     MOEKIT_ASSIGN_OR_RETURN(
         Binding binding,
-        moekit::bind(layer_.runtime, plan_, experts, workspace(), input.arguments));
+        moekit::bind(layer_.runtime, plan_, experts, workspace(), input.call.arguments));
     bindings_.push_back(std::move(binding));
     active_bytes_.push_back(input.active_bytes);
     return {};
@@ -286,7 +268,7 @@ Result<Rotation> checked_rotation(const BenchOptions& options,
   MOEKIT_RETURN_IF_ERROR(rotation.call().status());
   MOEKIT_ASSIGN_OR_RETURN(
       rotation.result().check,
-      verify_call(plan, layer.source(), inputs.front().arguments, rotation.workspace()));
+      verify_call(plan, layer.source(), inputs.front().call.arguments, rotation.workspace()));
   MOEKIT_RETURN_IF_ERROR(rotation.call().status());  // warm threads
   return rotation;
 }

@@ -27,13 +27,6 @@ constexpr std::int64_t kRotatedBytes = std::int64_t{4} << 30U;  // far beyond an
 constexpr std::int64_t kMinCalls = 16;                          // distinct routings in one replay
 constexpr std::int64_t kMaxCopies = 64;
 
-struct HostCall {
-  std::vector<std::byte> hidden_states;
-  RandomRoutes routes;
-  AlignedBuffer out;
-  RunArguments arguments{};
-};
-
 struct DeviceLayer {
   Subject subject;
   std::optional<RandomExperts> random_experts{};
@@ -75,24 +68,6 @@ Result<DeviceLayer> build_layer(Console& console, const BenchOptions& options) {
   return layer;
 }
 
-Result<HostCall> make_call(const Problem& problem, std::int64_t num_tokens, RandomBits& random) {
-  HostCall call;
-  call.hidden_states = random_hidden_states(problem, num_tokens, random);
-  call.routes = random_routes(problem, num_tokens, random);
-  MOEKIT_ASSIGN_OR_RETURN(
-      call.out, AlignedBuffer::allocate(static_cast<std::int64_t>(call.hidden_states.size())));
-  const auto in = [num_tokens](const void* data, DType dtype, std::int64_t cols) {
-    return matrix_view(data, dtype, num_tokens, cols);
-  };
-  RunArguments& arguments = call.arguments;
-  arguments.x = in(call.hidden_states.data(), problem.io_dtype, problem.hidden_size);
-  arguments.topk_ids = in(call.routes.ids.data(), DType::kI32, problem.top_k);
-  arguments.topk_weights = in(call.routes.weights.data(), DType::kF32, problem.top_k);
-  arguments.out = matrix_view(
-      static_cast<void*>(call.out.begin()), problem.io_dtype, num_tokens, problem.hidden_size);
-  return call;
-}
-
 std::string case_line(const BenchOptions& options, const DeviceLayer& layer, const Plan& plan) {
   VerifyCase verify_case;
   verify_case.problem = plan.problem();
@@ -113,9 +88,10 @@ Result<DeviceBenchResult> measure(const BenchOptions& options,
   result.num_tokens = plan.problem().num_tokens;
   result.num_weight_copies = static_cast<std::int64_t>(layer.copies.size());
   RandomBits random(options.seed + 1);
-  std::vector<HostCall> calls;
+  std::vector<RandomCall> calls;
   for (std::int64_t i = 0; i < std::max(kMinCalls, result.num_weight_copies); ++i) {
-    MOEKIT_ASSIGN_OR_RETURN(HostCall call, make_call(plan.problem(), result.num_tokens, random));
+    MOEKIT_ASSIGN_OR_RETURN(RandomCall call,
+                            random_call(plan.problem(), result.num_tokens, random));
     calls.push_back(std::move(call));
   }
   MOEKIT_ASSIGN_OR_RETURN(const AlignedBuffer workspace,
@@ -128,7 +104,7 @@ Result<DeviceBenchResult> measure(const BenchOptions& options,
     return result;
   }
   std::vector<RunArguments> arguments;
-  for (const HostCall& call : calls) {
+  for (const RandomCall& call : calls) {
     arguments.push_back(call.arguments);
   }
   MOEKIT_ASSIGN_OR_RETURN(result.timing,

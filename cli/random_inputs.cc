@@ -163,6 +163,26 @@ RandomRoutes random_routes(const Problem& problem, std::int64_t num_tokens, Rand
   return routes;
 }
 
+Result<RandomCall> random_call(const Problem& problem,
+                               std::int64_t num_tokens,
+                               RandomBits& random) {
+  RandomCall call;
+  call.hidden_states = random_hidden_states(problem, num_tokens, random);
+  call.routes = random_routes(problem, num_tokens, random);
+  MOEKIT_ASSIGN_OR_RETURN(
+      call.out, AlignedBuffer::allocate(static_cast<std::int64_t>(call.hidden_states.size())));
+  const auto in = [num_tokens](const void* data, DType dtype, std::int64_t cols) {
+    return matrix_view(data, dtype, num_tokens, cols);
+  };
+  RunArguments& arguments = call.arguments;
+  arguments.x = in(call.hidden_states.data(), problem.io_dtype, problem.hidden_size);
+  arguments.topk_ids = in(call.routes.ids.data(), DType::kI32, problem.top_k);
+  arguments.topk_weights = in(call.routes.weights.data(), DType::kF32, problem.top_k);
+  arguments.out = matrix_view(
+      static_cast<void*>(call.out.begin()), problem.io_dtype, num_tokens, problem.hidden_size);
+  return call;
+}
+
 struct RandomExperts::Storage {
   struct CodeSet {
     MatrixBytes gate;

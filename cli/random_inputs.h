@@ -10,7 +10,10 @@
 
 #include "moekit/experts.h"
 #include "moekit/problem.h"
+#include "moekit/runtime.h"
 #include "moekit/status.h"
+
+#include "cli/aligned_buffer.h"
 
 namespace moekit::cli {
 
@@ -46,6 +49,18 @@ struct RandomRoutes {
 [[nodiscard]] RandomRoutes random_routes(const Problem& problem,
                                          std::int64_t num_tokens,
                                          RandomBits& random);
+
+/// One call's tensors in host memory, with a routing of its own.
+struct RandomCall {
+  std::vector<std::byte> hidden_states;
+  RandomRoutes routes;
+  AlignedBuffer out;
+  RunArguments arguments{};  // views of the three
+};
+
+[[nodiscard]] Result<RandomCall> random_call(const Problem& problem,
+                                             std::int64_t num_tokens,
+                                             RandomBits& random);
 
 /// Expert weights for timing. Experts share a few sets of codes and differ in their globals and
 /// biases, so that the source of a large layer stays small; prepare gives each its own packed
