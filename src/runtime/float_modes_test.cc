@@ -46,7 +46,7 @@ std::size_t expect_no_change(const char* what, const Call& call) {
 TEST(FloatModes, OfTheCallerChangeNoCodeScaleOrRoute) {
   std::size_t values = 0;
   // A global of about 4e-40, below the smallest normal number.
-  std::vector<float> small(4 * 64);
+  std::vector<float> small(std::size_t{4} * 64);
   for (std::size_t i = 0; i < small.size(); ++i) {
     small[i] = 1e-36F * static_cast<float>(static_cast<int>(i * 37 % 201) - 100) / 100.0F;
   }
@@ -104,7 +104,7 @@ TEST(FloatModes, OfTheCallerChangeNoBitOfALayer) {
       expert.up_bias = expert.gate_bias;
       expert.down_bias = {bias.data(), DType::kF16, 48, 1};
     }
-    const std::vector<float> x(2 * 48, 3e-39F);
+    const std::vector<float> x(std::size_t{2} * 48, 3e-39F);
     const std::vector<std::int32_t> ids{0, 1, 2, 3};
     const std::vector<float> weights{1e-39F, 0.5F, 0.25F, 1.0F};
     values += expect_no_change("a layer", [&] {
@@ -112,7 +112,7 @@ TEST(FloatModes, OfTheCallerChangeNoBitOfALayer) {
       const PackedExperts experts = *prepare(plan, layer.source);
       const Runtime runtime = *Runtime::create({2, {}});
       const AlignedBytes workspace(plan.workspace_bytes());
-      std::vector<float> out(2 * 48);
+      std::vector<float> out(std::size_t{2} * 48);
       RunArguments arguments;
       arguments.x = matrix_view(x.data(), DType::kF32, 2, 48);
       arguments.topk_ids = matrix_view(ids.data(), DType::kI32, 2, 2);

@@ -19,7 +19,7 @@ std::string default_bundle() {
                                "/../lib/moekit/kernels",
                                "/../" MOEKIT_INSTALL_LIBDIR "/moekit/kernels"}) {
     std::error_code ignored;
-    const std::string folder = own + relative;
+    std::string folder = own + relative;
     if (std::filesystem::is_directory(folder, ignored)) {
       return folder;
     }
