@@ -102,7 +102,7 @@ Result<std::vector<Range>> execution_ranges(const FamilyContext& context, PlanDa
     return unsupported(cat("no tuning table for ", arch_name(context.device.arch)));
   }
   const DirectRow* row = direct_row(*table, problem);
-  const std::int64_t last = last_direct(row, problem.top_k);
+  const std::int64_t last = last_direct(row, problem);
   plan.notes.push_back(row == nullptr
                            ? cat("grouped for every M: no direct row of ",
                                  arch_name(context.device.arch),

@@ -90,8 +90,15 @@ const DirectRow* direct_row(const TuningTable& table, const Problem& problem) no
   return nullptr;
 }
 
-std::int64_t last_direct(const DirectRow* row, std::int64_t top_k) noexcept {
-  return row == nullptr ? -1 : std::min(row->max_tokens, last_tokens(row->max_routes, top_k));
+std::int64_t last_direct(const DirectRow* row, const Problem& problem) noexcept {
+  if (row == nullptr) {
+    return -1;
+  }
+  const std::int64_t routes =
+      row->tenths_per_expert == kNoLimit
+          ? row->max_routes
+          : std::min(row->max_routes, row->tenths_per_expert * num_router_experts(problem) / 10);
+  return std::min(row->max_tokens, last_tokens(routes, problem.top_k));
 }
 
 std::int64_t route_block_rows(const TuningTable& table,

@@ -37,12 +37,14 @@ struct RowFilter {
   std::optional<bool> bf16_io{};
 };
 
-/// The direct family serves M <= max_tokens while M * top_k <= max_routes. The first row whose
-/// filter holds decides; without one, grouped serves every M.
+/// The direct family serves M <= max_tokens while M * top_k <= max_routes and 10 * M * top_k <=
+/// tenths_per_expert * router experts. The first row whose filter holds decides; without one,
+/// grouped serves every M.
 struct DirectRow {
   RowFilter filter{};
   std::int64_t max_tokens = 0;
   std::int64_t max_routes = kNoLimit;
+  std::int64_t tenths_per_expert = kNoLimit;
   bool atomic = false;  // a combine by atomics: considered with allow_atomics only
   std::string_view source{};
 };
@@ -113,7 +115,7 @@ extern const TuningTable kSm121aTable;
                                           const Problem& problem) noexcept;
 
 /// Last M of the direct family; -1 without a row.
-[[nodiscard]] std::int64_t last_direct(const DirectRow* row, std::int64_t top_k) noexcept;
+[[nodiscard]] std::int64_t last_direct(const DirectRow* row, const Problem& problem) noexcept;
 
 /// Rows of a route block at `num_tokens`; 0 where the table has no blocks.
 [[nodiscard]] std::int64_t route_block_rows(const TuningTable& table,

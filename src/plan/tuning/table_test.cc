@@ -172,7 +172,7 @@ TEST(TuningTables, CapacityBlockSetCoversEveryLiveSelection) {
 
 TEST(TuningTables, DirectShapesOfTheReference) {
   const auto last = [](const Problem& problem, const TuningTable& table = kSm120aTable) {
-    return last_direct(direct_row(table, problem), problem.top_k);
+    return last_direct(direct_row(table, problem), problem);
   };
   Problem problem = problem_of(Recipe::kW4a4Nvfp4, 256, 256);
   EXPECT_EQ(last(problem), 7);
@@ -208,6 +208,23 @@ TEST(TuningTables, DirectShapesOfTheReference) {
   EXPECT_EQ(last(mxfp4), 8);
   EXPECT_TRUE(direct_row(kSm120aTable, mxfp4)->atomic);
   EXPECT_EQ(last(problem_of(Recipe::kW4a16Nvfp4, 256, 256), kSm90aTable), 64);
+}
+
+// While an expert has one and a half tokens of a call in the mean.
+TEST(TuningTables, DirectCallsOfACpuAreOfFewTokensAnExpert) {
+  Problem problem = problem_of(Recipe::kW4a16Mxfp4, 256, 256);
+  const auto last = [&problem](std::int64_t experts, std::int64_t top_k) {
+    problem.num_experts = experts;
+    problem.top_k = top_k;
+    return last_direct(direct_row(kCpuTable, problem), problem);
+  };
+  EXPECT_EQ(last(256, 8), 16);
+  EXPECT_EQ(last(128, 8), 16);
+  EXPECT_EQ(last(32, 4), 12);
+  EXPECT_EQ(last(8, 2), 6);
+  EXPECT_EQ(last(8, 8), 1);
+  problem.router_experts = 64;  // of which 8 are here
+  EXPECT_EQ(last(8, 8), 12);
 }
 
 TEST(TuningTables, ResidentGrids) {
