@@ -148,7 +148,9 @@ TEST(OperandDigits, BodiesWriteThePlainOnes) {
     for (const int binades : {0, 3, 7, 9, 20, 90, 148, 149}) {
       std::vector<float> x = random_row(shape, binades > 100 ? 0 : binades, random);
       for (std::size_t i = 0; binades > 100 && i < x.size(); ++i) {
-        const int exponent = binades == 149 ? -105 : i % 64 < 32 ? -120 : -100;
+        // The last that are digits, and the first that are wide.
+        const int edge = -105 - static_cast<int>(i / 32 % 3);
+        const int exponent = binades == 149 ? edge : i % 64 < 32 ? -120 : -100;
         x[i] = device::bf16_round(std::ldexp(x[i], exponent));
       }
       if (binades == 3) {
