@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "panels/body_loops.h"
+#include "panels/digit_runs.h"
 #include "panels/operand_digits_avx2.h"
 
 namespace moekit::panels {
@@ -227,6 +228,11 @@ struct DigitTables {
   __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(digits));
 }
 
+// sum += products of the two signed words of each lane.
+[[gnu::always_inline]] inline void add_pairs(__m256i& sum, __m256i words, __m256i weights) {
+  __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(words), "xm"(weights));
+}
+
 [[gnu::always_inline]] inline __m256i broadcast_digits(const std::byte* bytes) {
   int digits = 0;
   std::memcpy(&digits, bytes, sizeof(digits));
@@ -235,7 +241,7 @@ struct DigitTables {
 
 // How products of codes and digits become a digit's sum: 16-bit sums of pairs, which a run fits.
 struct PairProducts {
-  static __m256i begin(__m256i codes, __m256i digits) {
+  static __m256i begin(__m256i /*from*/, __m256i codes, __m256i digits) {
     return _mm256_maddubs_epi16(codes, digits);
   }
 
@@ -243,17 +249,24 @@ struct PairProducts {
     return in_order(_mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, digits)));
   }
 
-  // 128^digit times the sums of each row.
-  static __m256i weighted(__m256i sum, int digit) {
-    return _mm256_madd_epi16(sum, _mm256_set1_epi16(static_cast<short>(1 << 7 * digit)));
+  // The sums of each row, digits weighted; `start` is what the first digit's began from.
+  template <int kSteps>
+  static __m256i joined(const __m256i (&digits)[kNumDigits], __m256i start) {
+    __m256i sum = start;
+#pragma GCC unroll 3
+    for (int digit = 0; digit < kNumDigits; ++digit) {
+      const __m256i weight = _mm256_set1_epi16(static_cast<short>(1 << 7 * digit));
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(digits[digit], weight));
+    }
+    return sum;
   }
 };
 
 // 32-bit sums where the processor has AVX-VNNI: one instruction for four. The sums are exact, so
 // every bit is that of PairProducts.
 struct DotProducts {
-  static __m256i begin(__m256i codes, __m256i digits) {
-    return add(_mm256_setzero_si256(), codes, digits);
+  static __m256i begin(__m256i from, __m256i codes, __m256i digits) {
+    return add(from, codes, digits);
   }
 
   static __m256i add(__m256i sum, __m256i codes, __m256i digits) {
@@ -261,7 +274,18 @@ struct DotProducts {
     return sum;
   }
 
-  static __m256i weighted(__m256i sum, int digit) { return _mm256_slli_epi32(sum, 7 * digit); }
+  template <int kSteps>
+  static __m256i joined(const __m256i (&digits)[kNumDigits], __m256i /*start*/) {
+    if constexpr (kSteps == 2) {
+      // Two steps' are at most 16 * 24 * 64: they fit 16 bits.
+      __m256i sum = digits[0];
+      add_pairs(sum, digits[1], _mm256_set1_epi32(1 << 7));
+      add_pairs(sum, digits[2], _mm256_set1_epi32(1 << 14));
+      return sum;
+    }
+    return _mm256_add_epi32(_mm256_add_epi32(digits[0], _mm256_slli_epi32(digits[1], 7)),
+                            _mm256_slli_epi32(digits[2], 14));
+  }
 };
 
 template <typename ProductsOf, Panel16Element kElementOf, int kTokensOf>
@@ -279,6 +303,11 @@ struct Run {
   Ahead ahead;
 };
 
+// What the sums of a run's first digit begin from.
+[[gnu::always_inline]] inline __m256i start_of(const Run& run, int token) {
+  return broadcast_digits(run.operands.piece(0, kNumDigits, token) + 4);
+}
+
 // sums (+)= a line's products for tokens [first, first + kCount). Loops over arrays that are to be
 // registers unroll by pragma, since compilers weigh their size first.
 template <typename Products, int kCount, bool kBegins>
@@ -287,7 +316,7 @@ template <typename Products, int kCount, bool kBegins>
   Codes codes[Avx2::kParts];
 #pragma GCC unroll 2
   for (i64 part = 0; part < Avx2::kParts; ++part) {
-    const __m256i line = Avx2::load(run.lines + step * kPanel16LineBytes + part * 32);
+    const __m256i line = in_order(Avx2::load(run.lines + step * kPanel16LineBytes + part * 32));
     codes[part].low = _mm256_shuffle_epi8(tables.weights, _mm256_and_si256(line, tables.nibble));
     codes[part].high = _mm256_shuffle_epi8(
         tables.weights, _mm256_and_si256(_mm256_srli_epi16(line, 4), tables.nibble));
@@ -299,29 +328,16 @@ template <typename Products, int kCount, bool kBegins>
     const std::byte* digits = run.operands.piece(step, digit, first + token);
     const __m256i low = broadcast_digits(digits);
     const __m256i high = broadcast_digits(digits + 4);
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i start = kBegins ? start_of(run, first + token) : zero;
 #pragma GCC unroll 2
     for (i64 part = 0; part < Avx2::kParts; ++part) {
       __m256i& sum = sums.at[token][part][digit];
-      sum = kBegins ? Products::begin(codes[part].low, low)
+      sum = kBegins ? Products::begin(digit == 0 ? start : zero, codes[part].low, low)
                     : Products::add(sum, codes[part].low, low);
       sum = Products::add(sum, codes[part].high, high);
     }
   }
-}
-
-// The row sums of one part and token: exact in 32 bits, rounded once.
-template <typename Products>
-[[gnu::always_inline]] inline __m256 row_sums(const __m256i (&digits)[kNumDigits],
-                                              const Run& run,
-                                              int token) {
-  const std::byte* header = run.operands.piece(0, kNumDigits, token);
-  __m256i sum = broadcast_digits(header + 4);
-#pragma GCC unroll 3
-  for (int digit = 0; digit < kNumDigits; ++digit) {
-    sum = _mm256_add_epi32(sum, Products::weighted(digits[digit], digit));
-  }
-  const __m256 unit = _mm256_broadcast_ss(reinterpret_cast<const float*>(header));
-  return _mm256_mul_ps(_mm256_cvtepi32_ps(sum), unit);
 }
 
 // total += the run for tokens [first, first + kCount).
@@ -348,9 +364,14 @@ template <typename RunForm, int kCount, int kSteps>
     const __m256 scale = scale_of_rows<RunForm::kElement>(run.scales + part * 8);
 #pragma GCC unroll 2
     for (int token = 0; token < kCount; ++token) {
-      __m256& rows = total.at[first + token][part];
-      rows = _mm256_fmadd_ps(
-          row_sums<Products>(sums.at[token][part], run, first + token), scale, rows);
+      // Exact in 32 bits, rounded once.
+      const __m256 rows = _mm256_cvtepi32_ps(
+          Products::template joined<kSteps>(sums.at[token][part], start_of(run, first + token)));
+      const std::byte* unit = run.operands.piece(0, kNumDigits, first + token);
+      const __m256 value =
+          _mm256_mul_ps(rows, _mm256_broadcast_ss(reinterpret_cast<const float*>(unit)));
+      __m256& sum = total.at[first + token][part];
+      sum = _mm256_fmadd_ps(value, scale, sum);
     }
   }
 }
@@ -391,6 +412,10 @@ template <typename RunForm, int kSteps>
 #pragma GCC unroll 2
   for (int first = 0; first + kPass <= kTokens; first += kPass) {
     add_tokens<RunForm, kPass, kSteps>(tables, run, first, total);
+    if constexpr (kTokens > kPass) {
+      // The next tokens decode the lines again: codes kept for them would be on the stack.
+      __asm__ volatile("" ::: "memory");
+    }
   }
   if constexpr (kTokens % kPass != 0) {
     add_tokens<RunForm, 1, kSteps>(tables, run, kTokens - 1, total);
@@ -401,7 +426,8 @@ template <typename RunForm, int kSteps>
         kSteps > 1 ? run.operands.word(2, token) != 0 : run.operands.num_rest(token) != 0;
     if (has_rest) [[unlikely]] {
       float sums[kPanelRows];
-      sum_rest(run, token, sums);
+      const Run rare = run;  // a copy, so that the loop's own is never in memory
+      sum_rest(rare, token, sums);
 #pragma GCC unroll 2
       for (i64 part = 0; part < Avx2::kParts; ++part) {
         total.at[token][part] =
@@ -420,45 +446,29 @@ void dot_digit_panel(const std::byte* panel,
                      const std::byte* x,
                      float* sums) {
   constexpr int kTokens = RunForm::kTokens;
-  constexpr i64 kOwnSteps = device::panel16_own_group_cols(RunForm::kElement) / kPanel16StepCols;
   const DigitTables tables{in_order(_mm256_broadcastsi128_si256(
                                _mm_load_si128(reinterpret_cast<const __m128i*>(kDigitWeights)))),
                            in_order(_mm256_set1_epi8(0x0F))};
-  const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
-  const i64 block_steps = device::panel16_steps_per_block(shape);
   Totals<kTokens> total;
 #pragma GCC unroll 4
   for (int token = 0; token < kTokens; ++token) {
     total.at[token][0] = total.at[token][1] = _mm256_setzero_ps();
   }
-  i64 in_block = device::panel16_first_step(shape) % block_steps;
-  i64 left = device::panel16_num_steps(shape);
-  while (left > 0) {
-    const std::byte* scales = panel + in_block / group_steps * device::kPanel16Rows;
-    const Ahead ahead = stream.from(panel);
-    prefetch(panel, ahead);
-    panel += kPanel16LineBytes;
-    i64 left_in_block = block_steps - in_block < left ? block_steps - in_block : left;
-    i64 in_group = in_block % group_steps;
-    in_block = 0;
-    left -= left_in_block;
-    while (left_in_block > 0) {
-      Run run{{x, kOwnSteps, kTokens}, panel, scales, ahead};
-      if (group_steps == kOwnSteps && in_group == 0 && left_in_block >= kOwnSteps) {
-        add_run<RunForm, kOwnSteps>(tables, run, total);
-        scales += device::kPanel16Rows;
-      } else {
-        run.operands.steps = run_steps(in_group, left_in_block, group_steps);
-        add_run<RunForm, 0>(tables, run, total);
-        in_group += run.operands.steps;
-        scales += in_group == group_steps ? device::kPanel16Rows : 0;
-        in_group = in_group == group_steps ? 0 : in_group;
-      }
-      panel += run.operands.steps * kPanel16LineBytes;
-      x += run.operands.steps * kDigitStepBytes * kTokens;
-      left_in_block -= run.operands.steps;
-    }
-  }
+  const auto open = [&](const std::byte* line) __attribute__((always_inline)) {
+    const Ahead ahead = stream.from(line);
+    prefetch(line, ahead);
+    return ahead;
+  };
+  for_each_run<RunForm::kElement, kTokens>(
+      shape,
+      panel,
+      x,
+      open,
+      [&](const RunPlace& at, auto constant, i64 steps) __attribute__((always_inline)) {
+        constexpr int kSteps = decltype(constant)::value;
+        add_run<RunForm, kSteps>(
+            tables, {{at.x, steps, kTokens}, at.lines, at.scales, at.ahead}, total);
+      });
 #pragma GCC unroll 4
   for (int token = 0; token < kTokens; ++token) {
     _mm256_storeu_ps(sums + i64{token} * kPanelRows, total.at[token][0]);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "panels/body_loops.h"
+#include "panels/digit_runs.h"
 #include "panels/instructions_avx512.h"
 #include "panels/operand_digits.h"
 
@@ -38,6 +39,15 @@ struct DigitRun {
   Ahead ahead;
 };
 
+/// Keeps a line in its register, where compilers would rather read it again for its second use:
+/// loads are what limits one token.
+inline __m512i loaded_once(__m512i line) {
+#if !defined(MOEKIT_EMULATED_INSTRUCTIONS)
+  __asm__("" : "+v"(line));
+#endif
+  return line;
+}
+
 /// Calls body(0) to body(kCount - 1), each with its constant, so that arrays it indexes are
 /// registers.
 template <int kCount, typename Body>
@@ -50,10 +60,8 @@ template <int kCount, typename Body>
 
 /// total + what digits leave out of a run of one token. Rare: kept out of the loops that meet it.
 template <Panel16Element kElement>
-[[gnu::noinline]] __m512 add_rest(const DigitRun& run,
-                                  const RunOperands& operands,
-                                  int token,
-                                  __m512 total) {
+[[gnu::noinline]] __m512 add_rest(const DigitRun& run, int tokens, int token, __m512 total) {
+  const RunOperands operands{run.x, run.steps, tokens};
   alignas(64) static constexpr float kValues[16] = {0.0F,
                                                     0.5F,
                                                     1.0F,
@@ -110,13 +118,15 @@ class DigitTile {
     const i64 panel_bytes = device::panel16_panel_bytes(shape);
     const CallStream stream(call, (1 + device::panel16_steps_per_block(shape)) * kPanel16LineBytes);
     for (i64 panel = 0; panel < call.num_panels; ++panel) {
-      DigitRun run{call.panels + panel * panel_bytes, nullptr, call.operand, 0, {}};
-      dot_panel(shape, stream, run, call.sums + panel * kTokens * kPanelRows);
+      dot_panel(shape,
+                stream,
+                call.panels + panel * panel_bytes,
+                call.operand,
+                call.sums + panel * kTokens * kPanelRows);
     }
   }
 
  private:
-  static constexpr int kOwnSteps = device::panel16_own_group_cols(kElement) / kPanel16StepCols;
   // Their 24 sums fill the registers.
   static constexpr int kMostTogether = 8;
 
@@ -129,40 +139,29 @@ class DigitTile {
 
   static void dot_panel(const Panel16Shape& shape,
                         const CallStream& stream,
-                        DigitRun run,
+                        const std::byte* panel,
+                        const std::byte* x,
                         float* sums) {
-    const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
-    const i64 block_steps = device::panel16_steps_per_block(shape);
     const __m512i table = digit_weights();
     __m512 total[kTokens];
     repeat<kTokens>([&](auto t) __attribute__((always_inline)) { total[t] = _mm512_setzero_ps(); });
-    i64 step = device::panel16_first_step(shape);
-    const i64 end = step + device::panel16_num_steps(shape);
-    i64 in_block = step % block_steps;
-    while (step < end) {
-      run.ahead = stream.from(run.lines);
-      __builtin_prefetch(run.lines + run.ahead.far, 0, 2);
-      __builtin_prefetch(run.lines + run.ahead.near);
-      run.scales = run.lines + in_block / group_steps * device::kPanel16Rows;
-      run.lines += kPanel16LineBytes;
-      const i64 block_end = step + block_steps - in_block;
-      const i64 last = block_end < end ? block_end : end;
-      in_block = 0;
-      while (step < last) {
-        if (group_steps == kOwnSteps && step % kOwnSteps == 0 && last - step >= kOwnSteps) {
-          run.steps = kOwnSteps;
-          add_run<kOwnSteps>(table, run, total);
-          run.scales += device::kPanel16Rows;
-        } else {
-          run.steps = run_steps(step % group_steps, last - step, group_steps);
-          add_run<0>(table, run, total);
-          run.scales += (step + run.steps) % group_steps == 0 ? device::kPanel16Rows : 0;
-        }
-        step += run.steps;
-        run.lines += run.steps * kPanel16LineBytes;
-        run.x += run.steps * kDigitStepBytes * kTokens;
-      }
-    }
+    const auto open = [&](const std::byte* line) __attribute__((always_inline)) {
+      const Ahead ahead = stream.from(line);
+      // Not in a function of their own: g++ 12 takes one that only asks for memory for a pure one
+      // and drops its calls.
+      __builtin_prefetch(line + ahead.far, 0, 2);
+      __builtin_prefetch(line + ahead.near);
+      return ahead;
+    };
+    for_each_run<kElement, kTokens>(
+        shape,
+        panel,
+        x,
+        open,
+        [&](const RunPlace& at, auto constant, i64 steps) __attribute__((always_inline)) {
+          constexpr int kSteps = decltype(constant)::value;
+          add_run<kSteps>(table, {at.lines, at.scales, at.x, steps, at.ahead}, total);
+        });
     repeat<kTokens>([&](auto t) __attribute__((always_inline)) {
       _mm512_storeu_ps(sums + t * kPanelRows, total[t]);
     });
@@ -193,8 +192,6 @@ class DigitTile {
     });
     const auto add_step = [&](i64 step) __attribute__((always_inline)) {
       const std::byte* line = run.lines + step * kPanel16LineBytes;
-      // Not in a function of their own: g++ 12 takes one that only asks for memory for a pure one
-      // and drops its calls.
       if constexpr (kFirst == 0) {
         __builtin_prefetch(line + run.ahead.far, 0, 2);
         __builtin_prefetch(line + run.ahead.near);
@@ -217,7 +214,7 @@ class DigitTile {
                                               const std::byte* line,
                                               const std::byte* x,
                                               Sums<kCount>& sums) {
-    const __m512i words = _mm512_loadu_si512(line);
+    const __m512i words = loaded_once(_mm512_loadu_si512(line));
     // A byte permute reads six bits: what stands above a code does not matter.
     const __m512i low = _mm512_permutexvar_epi8(words, table);
     const __m512i high = _mm512_permutexvar_epi8(_mm512_srli_epi16(words, 4), table);
@@ -232,6 +229,19 @@ class DigitTile {
     });
   }
 
+  /// The digits' sums of a run as one. Two steps' are at most 16 * 24 * 64 and so fit the 16 bits
+  /// of a dot product with the digit's weight.
+  template <int kSteps>
+  [[gnu::always_inline]] static __m512i joined(const __m512i (&sums)[kNumDigits]) {
+    if constexpr (kSteps == 2) {
+      const __m512i low = _mm512_dpwssd_epi32(sums[0], sums[1], _mm512_set1_epi32(1 << 7));
+      return _mm512_dpwssd_epi32(low, sums[2], _mm512_set1_epi32(1 << 14));
+    } else {
+      return _mm512_add_epi32(_mm512_add_epi32(sums[0], _mm512_slli_epi32(sums[1], 7)),
+                              _mm512_slli_epi32(sums[2], 14));
+    }
+  }
+
   /// Joins the digits' sums, scales them and adds them to the totals, and what digits leave out.
   template <int kSteps, int kFirst, int kCount>
   [[gnu::always_inline]] static void finish_run(const DigitRun& run,
@@ -241,16 +251,15 @@ class DigitTile {
     const RunOperands operands{run.x, run.steps, kTokens};
     repeat<kCount>([&](auto t) __attribute__((always_inline)) {
       constexpr int kToken = kFirst + t;
-      const __m512i sum =
-          _mm512_add_epi32(_mm512_add_epi32(sums[t][0], _mm512_slli_epi32(sums[t][1], 7)),
-                           _mm512_slli_epi32(sums[t][2], 14));
+      const __m512i sum = joined<kSteps>(sums[t]);
       const float unit = device::float_of(operands.word(0, kToken));
       const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(unit));
       total[kToken] = _mm512_fmadd_ps(value, scale, total[kToken]);
       const bool has_rest =
           kSteps > 1 ? operands.word(2, kToken) != 0 : operands.num_rest(kToken) != 0;
       if (has_rest) [[unlikely]] {
-        total[kToken] = add_rest<kElement>(run, operands, kToken, total[kToken]);
+        const DigitRun rare = run;  // a copy, so that the loop's own is never in memory
+        total[kToken] = add_rest<kElement>(rare, kTokens, kToken, total[kToken]);
       }
     });
   }

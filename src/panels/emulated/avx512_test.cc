@@ -415,6 +415,18 @@ void add_products(__m512& sum, const __m512& weights, const float* x) {
   sum = _mm512_fmadd_ps(weights, _mm512_set1_ps(*x), sum);
 }
 
+__m512i _mm512_dpwssd_epi32(const __m512i& sum, const __m512i& a, const __m512i& b) {
+  const auto left = lanes_of<std::int16_t>(a);
+  const auto right = lanes_of<std::int16_t>(b);
+  auto sums = lanes_of<std::uint32_t>(sum);  // wraps
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    for (std::size_t k = 2 * i; k < 2 * i + 2; ++k) {
+      sums[i] += static_cast<std::uint32_t>(left[k] * right[k]);
+    }
+  }
+  return std::bit_cast<__m512i>(sums);
+}
+
 void add_digits(__m512i& sum, const __m512i& weights, const std::byte* x) {
   std::int8_t digits[4];
   std::memcpy(digits, x, sizeof(digits));

@@ -207,6 +207,10 @@ TEST(Emulation, DotProductsHaveTheirOrderAndWidth) {
   const std::byte four[4] = {std::byte{0x80}, std::byte{0x7F}, std::byte{0}, std::byte{0xFF}};
   add_digits(digits, _mm512_set1_epi32(0x0107FFC8), four);
   EXPECT_EQ(static_cast<int>(lanes<Words>(digits)[9]), -7 - 200 * 128 + 255 * 127 - 1);
+  // -32768 * 128 + 2 * 16384.
+  const __m512i pairs = _mm512_dpwssd_epi32(
+      _mm512_set1_epi32(5), _mm512_set1_epi32(0x00028000), _mm512_set1_epi32(0x40000080));
+  EXPECT_EQ(static_cast<int>(lanes<Words>(pairs)[3]), 5 - 32768 * 128 + 2 * 16384);
   const float odd = 3.0F;
   add_products(sum, _mm512_set1_ps(0.5F), &odd);
   EXPECT_EQ(lanes<Floats>(sum)[15], 1.5F);

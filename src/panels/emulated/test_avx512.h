@@ -111,6 +111,8 @@ __mmask32 _mm512_test_epi16_mask(const __m512i& a, const __m512i& b);
 __mmask16 _mm512_cmplt_epi32_mask(const __m512i& a, const __m512i& b);
 __mmask32 _mm512_cmpgt_epu16_mask(const __m512i& a, const __m512i& b);
 __m512i _mm512_cvtepu8_epi32(const __m128i& a);
+/// sum + products of signed pairs, without saturation.
+__m512i _mm512_dpwssd_epi32(const __m512i& sum, const __m512i& a, const __m512i& b);
 
 // Floating point in the default environment.
 __m512 _mm512_mul_ps(const __m512& a, const __m512& b);
