@@ -73,7 +73,7 @@ TEST(Generation, QuirksAreInTheTensors) {
     quirks.ids = ids;
     const CaseTensors tensors = make_tensors(c, quirks);
     std::vector<std::int64_t> values;
-    for (std::int64_t i = 0; i < 33 * 4; ++i) {
+    for (std::int64_t i = 0; i < std::int64_t{33} * 4; ++i) {
       values.push_back(ids == IdQuirk::kInt32
                            ? static_cast<const std::int32_t*>(tensors.arguments.topk_ids.data)[i]
                            : static_cast<const std::int64_t*>(tensors.arguments.topk_ids.data)[i]);
