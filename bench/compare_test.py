@@ -103,8 +103,8 @@ class Compare(unittest.TestCase):
             self.assertEqual(len(row["ratios"]), row["rounds"])
             # Every round gave both programs one turn, beside the uncounted first.
             self.assertEqual(row["row"]["turns"], row["rounds"] + 1)
-        # 20 ms of the slower program make a turn.
-        self.assertEqual([row["calls"] for row in rows], [7, 2])
+        # 20 ms of the slower program make a turn, three calls at least.
+        self.assertEqual([row["calls"] for row in rows], [7, 3])
 
     def test_a_peer_that_dies(self):
         self.expect_trouble(self.run_compare(peer="dies"), "dies ended with 3 instead of answering 'go 1 7'",
@@ -122,7 +122,7 @@ class Compare(unittest.TestCase):
             self.assertLess(time.monotonic() - start, 30.0)
 
     def test_notes_without_end(self):
-        self.expect_trouble(self.run_compare(peer="chatters"), "wrote notes and did not answer 'go 1 7' within 3 s")
+        self.expect_trouble(self.run_compare(peer="chatters"), "did not answer 'go 1 7' within 3 s")
 
     def test_a_peer_that_never_gets_ready(self):
         self.expect_trouble(self.run_compare(peer="deaf"), "did not answer at its start within 3 s")
