@@ -124,9 +124,9 @@ TEST(Choose, LadderCoversEveryTokenCountOnce) {
     expected = rung.m_max + 1;
   }
   EXPECT_EQ(expected, 34);
-  EXPECT_EQ((*plan)->ladder.size(), 3U);  // 0..2, 3..6 direct, 7..33 grouped
-  EXPECT_EQ(plan->rung(6)->family, ExecutionFamily::kDirect);
-  EXPECT_EQ(plan->rung(7)->family, ExecutionFamily::kGrouped);
+  EXPECT_EQ((*plan)->ladder.size(), 3U);  // 0..2, 3..4 direct, 5..33 grouped
+  EXPECT_EQ(plan->rung(4)->family, ExecutionFamily::kDirect);
+  EXPECT_EQ(plan->rung(5)->family, ExecutionFamily::kGrouped);
   EXPECT_EQ(plan->rung(34), nullptr);
   EXPECT_EQ(plan->rung(-1), nullptr);
 }
@@ -200,8 +200,8 @@ TEST(Choose, DeterminismAndOverlapFollowFromTheSteps) {
   problem.allow_atomics = true;
   const Result<Plan> atomic = choose(problem, cpu(), {}, kBoth);
   EXPECT_FALSE((*atomic)->deterministic);
-  EXPECT_TRUE(atomic->rung(6)->deterministic);
-  EXPECT_FALSE(atomic->rung(7)->deterministic);
+  EXPECT_TRUE(atomic->rung(4)->deterministic);
+  EXPECT_FALSE(atomic->rung(5)->deterministic);
   EXPECT_EQ((*atomic)->aux_stream_overlap.verdict, OverlapVerdict::kSafe);
 
   PlanOverrides resident;

@@ -220,11 +220,11 @@ TEST(TuningTables, DirectCallsOfACpuAreOfFewTokensAnExpert) {
   };
   EXPECT_EQ(last(256, 8), 16);
   EXPECT_EQ(last(128, 8), 16);
-  EXPECT_EQ(last(32, 4), 12);
-  EXPECT_EQ(last(8, 2), 6);
+  EXPECT_EQ(last(32, 4), 8);
+  EXPECT_EQ(last(8, 2), 4);
   EXPECT_EQ(last(8, 8), 1);
   problem.router_experts = 64;  // of which 8 are here
-  EXPECT_EQ(last(8, 8), 12);
+  EXPECT_EQ(last(8, 8), 8);
 }
 
 TEST(TuningTables, ResidentGrids) {
