@@ -121,6 +121,26 @@ class Compare(unittest.TestCase):
             self.expect_trouble(self.run_compare(peer=trouble), f"{trouble} closed its pipes and did not end")
             self.assertLess(time.monotonic() - start, 30.0)
 
+    def test_sigterm_ends_both_programs(self):
+        command = [sys.executable, str(FOLDER / "compare"), "--turns", "1", "--seconds", "60",
+                   "--peer", f"{sys.executable} {self.program} 100 none", "--",
+                   sys.executable, str(self.program), "50", "none", "--json"]
+        compare = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+        def children():
+            found = subprocess.run(["ps", "--ppid", str(compare.pid), "-o", "pid="], stdout=subprocess.PIPE, check=False)
+            return [int(word) for word in found.stdout.split()]
+
+        deadline = time.monotonic() + 20
+        while len(started := children()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(len(started), 2)
+        compare.terminate()
+        _, errors = compare.communicate(timeout=20)
+        self.assertIn("SIGTERM", errors.decode())
+        self.assertNotEqual(compare.returncode, 0)
+        self.assertFalse([pid for pid in started if pathlib.Path(f"/proc/{pid}").exists()])
+
     def test_notes_without_end(self):
         self.expect_trouble(self.run_compare(peer="chatters"), "did not answer 'go 1 7' within 3 s")
 
@@ -165,6 +185,14 @@ class Compare(unittest.TestCase):
         result = self.run_by_run("echo 25 ms", "echo '{\"time_us\": {\"median\": 10}}' #", "--peer-us", "([0-9]+) ms",
                                  "--peer-scale", "1000")
         self.assertIn("peer / ours 2500.00 x", result.stdout)
+
+    def test_runs_take_turns_at_being_first(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log = pathlib.Path(folder) / "log"
+            ours = f"""echo o >> {log}; echo '{{"time_us": {{"median": 10.0}}}}' #"""
+            result = self.run_by_run(f"sh -c 'echo p >> {log}; echo 20 us'", ours, "--rounds", "3")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(log.read_text().split(), list("pooppo"))
 
     def test_runs_of_a_peer_in_trouble(self):
         for peer, part in (("echo nothing", "printed nothing that matches"), ("false", "false ended with 1"),
