@@ -37,10 +37,11 @@ std::vector<std::string> nvrtc_candidates(const NvrtcSearch& search) {
     return {search.library};
   }
   std::vector<std::string> candidates(kNames.begin(), kNames.end());
-  std::vector<std::string> toolkits(kToolkits.begin(), kToolkits.end());
+  std::vector<std::string> toolkits;
   if (!search.toolkit_folder.empty()) {
-    toolkits.insert(toolkits.begin(), search.toolkit_folder);
+    toolkits.push_back(search.toolkit_folder);
   }
+  toolkits.insert(toolkits.end(), kToolkits.begin(), kToolkits.end());
   for (const std::string& toolkit : toolkits) {
     for (const char* folder : kLibraryFolders) {
       for (const char* name : kNames) {
