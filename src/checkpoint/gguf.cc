@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "checkpoint/json_text.h"
+#include "checkpoint/shape_limits.h"
 
 namespace moekit::checkpoint {
 namespace {
@@ -268,12 +269,7 @@ Result<std::uint64_t> tensor_bytes(const GgufType& type, const std::vector<std::
   for (std::size_t axis = 0; axis + 1 < shape.size(); ++axis) {
     overflow = overflow || __builtin_mul_overflow(bytes, shape[axis], &bytes);
   }
-  // A zero among the extents must not hide a product that views would overflow on.
-  std::int64_t elems = 1;
-  for (const std::int64_t extent : shape) {
-    overflow = overflow || __builtin_mul_overflow(elems, std::max<std::int64_t>(extent, 1), &elems);
-  }
-  if (overflow) {
+  if (overflow || !views_fit(shape)) {
     return invalid_argument(cat("shape [", base::join(shape), "] has more than 2^63 bytes"));
   }
   return static_cast<std::uint64_t>(bytes);

@@ -136,6 +136,9 @@ TEST(Gguf, refuses_shapes_and_types_that_do_not_fit) {
   const std::uint64_t large = std::uint64_t{1} << 31;
   expect_error(compose_gguf({{"t", kF32, {large, large, large}, 0}}, 64), "more than 2^63");
   expect_error(compose_gguf({{"t", kF32, {large, large, large, 0}, 0}}, 64), "more than 2^63");
+  // Elements fit, their bytes do not.
+  expect_error(compose_gguf({{"t", kF32, {8, std::uint64_t{1} << 59, 0}, 0}}, 64),
+               "more than 2^63");
 }
 
 TEST(Gguf, refuses_offsets_outside_unaligned_or_overlapping) {

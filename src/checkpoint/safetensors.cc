@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "checkpoint/json_text.h"
+#include "checkpoint/shape_limits.h"
 
 namespace moekit::checkpoint {
 namespace {
@@ -115,7 +116,7 @@ Result<std::uint64_t> shape_bytes(const std::vector<std::int64_t>& shape, int bi
     }
   }
   std::int64_t total_bits = 0;
-  if (__builtin_mul_overflow(elems, std::int64_t{bits}, &total_bits)) {
+  if (__builtin_mul_overflow(elems, std::int64_t{bits}, &total_bits) || !views_fit(shape)) {
     return invalid_argument(cat("shape [", base::join(shape), "] has more than 2^63 bits"));
   }
   if (total_bits % 8 != 0) {

@@ -44,6 +44,8 @@ const std::vector<Hostile> kHostile{
     {one(R"("F32")", "[99999999999999999999999]", "[0,4]"), 4, "shape[0] is not an integer"},
     {one(R"("F32")", "[4294967296,4294967296]", "[0,0]"), 0, "more than 2^63 elements"},
     {one(R"("F32")", "[4611686018427387904]", "[0,0]"), 0, "more than 2^63 bits"},
+    {one(R"("F32")", "[0,4294967296,4294967296]", "[0,0]"), 0, "more than 2^63 bits"},
+    {one(R"("BF16")", "[0,576460752303423496,8]", "[0,0]"), 0, "more than 2^63 bits"},
     {one(R"("F4")", "[3]", "[0,2]"), 2, "no whole byte count"},
     {one(R"("F32")", "[1]", "[0]"), 4, "data_offsets is missing or not two"},
     {one(R"("F32")", "[1]", "[0,4,8]"), 4, "data_offsets is missing or not two"},
