@@ -58,6 +58,22 @@ TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
   EXPECT_GE(judged, 4000);  // the portable body alone: 15 shapes, 1 to 4 tokens, 32 rows
 }
 
+// Sums of the first `tokens` tokens are within `relative` of the magnitudes, and `absolute`, of the
+// exact ones. Returns how many were judged.
+int64_t expect_near_exact(
+    const Body& body, const DotCase& dots, int64_t tokens, double relative, double absolute = 0.0) {
+  const std::vector<float> sums = dots.dot(body, 0, tokens);
+  const int64_t count = kNumPanels * tokens * kPanelRows;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = i / (tokens * kPanelRows) * kPanelRows + i % kPanelRows;
+    const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % tokens);
+    EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
+                sum,
+                relative * magnitude + absolute);
+  }
+  return count;
+}
+
 // Scales so small or large that code * scale, or its product with an operand, leaves bf16 or f32
 // where the group's sum does not: on both sides of what the AMX body folds, and the extremes that
 // there are.
@@ -70,16 +86,8 @@ TEST(Bodies, ExtremeScalesCountInFull) {
                          most,
                          least,
                          least < 127U ? 0 : -20);
-      const std::vector<float> sums = dots.dot(*body, 0, most);
-      for (int64_t i = 0; i < kNumPanels * most * kPanelRows; ++i) {
-        const int64_t row = i / (most * kPanelRows) * kPanelRows + i % kPanelRows;
-        const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % most);
-        EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
-                    sum,
-                    0x1p-23 * magnitude * std::sqrt(2.0 * 512) + 0x1p-126 * 24)
-            << name << " least " << least;
-        ++judged;
-      }
+      SCOPED_TRACE(name + " least " + std::to_string(least));
+      judged += expect_near_exact(*body, dots, most, 0x1p-23 * std::sqrt(2.0 * 512), 0x1p-126 * 24);
     }
   }
   EXPECT_GE(judged, kNumPanels * kPanelRows * 6 * 4);
@@ -96,16 +104,8 @@ TEST(Bodies, OneGroupOfAnExtremeScaleCountsInFull) {
         const int64_t most = std::min(body.max_tokens, int64_t{18});
         DotCase dots(shape, most, 120, -20);
         dots.set_scales(place / 2, place % 2 == 0 ? 0 : 6, 253);
-        const std::vector<float> sums = dots.dot(body, 0, most);
-        for (int64_t i = 0; i < kNumPanels * most * kPanelRows; ++i) {
-          const int64_t row = i / (most * kPanelRows) * kPanelRows + i % kPanelRows;
-          const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % most);
-          EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
-                      sum,
-                      0x1p-23 * magnitude * std::sqrt(2.0 * 512))
-              << name << " place " << place;
-          ++judged;
-        }
+        SCOPED_TRACE(name + " place " + std::to_string(place));
+        judged += expect_near_exact(body, dots, most, 0x1p-23 * std::sqrt(2.0 * 512));
       }
     }
   }
@@ -120,16 +120,8 @@ TEST(Bodies, SmallScalesOfSmallOperandsCountInFull) {
       const int64_t most = std::min(body->max_tokens, int64_t{3});
       const DotCase dots(
           {Panel16Element::kMxfp4, kPanelRows * kNumPanels, 360, 1, 16, 0}, most, least, -58);
-      const std::vector<float> sums = dots.dot(*body, 0, most);
-      for (int64_t i = 0; i < kNumPanels * most * kPanelRows; ++i) {
-        const int64_t row = i / (most * kPanelRows) * kPanelRows + i % kPanelRows;
-        const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % most);
-        EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
-                    sum,
-                    0x1p-16 * magnitude + 0x1p-149 * 24)
-            << name << " least " << least;
-        ++judged;
-      }
+      SCOPED_TRACE(name + " least " + std::to_string(least));
+      judged += expect_near_exact(*body, dots, most, 0x1p-16, 0x1p-149 * 24);
     }
   }
   EXPECT_GE(judged, kNumPanels * kPanelRows * 3 * 3);
@@ -145,15 +137,7 @@ TEST(Bodies, SmallOperandsBesideLargeOnesCountInFull) {
         SCOPED_TRACE(name + " binades " + std::to_string(binades));
         DotCase dots({element, kPanelRows * kNumPanels, 232, 1, 8, 0}, body->max_tokens);
         dots.raise_columns(binades);
-        const std::vector<float> sums = dots.dot(*body, 0, body->max_tokens);
-        for (int64_t i = 0; i < kNumPanels * body->max_tokens * kPanelRows; ++i) {
-          const int64_t row = i / (body->max_tokens * kPanelRows) * kPanelRows + i % kPanelRows;
-          const auto [sum, magnitude] = dots.expected(row, i / kPanelRows % body->max_tokens);
-          EXPECT_NEAR(static_cast<double>(sums[static_cast<std::size_t>(i)]),
-                      sum,
-                      0x1p-23 * magnitude * std::sqrt(2.0 * 232));
-          ++judged;
-        }
+        judged += expect_near_exact(*body, dots, body->max_tokens, 0x1p-23 * std::sqrt(2.0 * 232));
       }
     }
   }

@@ -83,6 +83,24 @@ void expect_run(const RunOperands& run, const float* expected, int64_t* num_wide
   }
 }
 
+// The plain digits of a row give every operand back; visit(run) sees each run.
+template <typename Visit>
+void expect_row(const Panel16Shape& shape,
+                const std::vector<float>& x,
+                int64_t* wide,
+                Visit visit) {
+  const std::vector<std::byte> before = floats_of(shape, x);
+  std::vector<std::byte> row = before;
+  plain_row_to_digits(shape, row.data());
+  std::vector<float> expected(before.size() / sizeof(float));
+  std::memcpy(expected.data(), before.data(), before.size());
+  convert_runs(shape, row.data(), [&](const std::byte* run, int64_t steps) {
+    const RunOperands operands{run, steps, 1};
+    visit(operands);
+    expect_run(operands, expected.data() + (run - row.data()) / 4, wide);
+  });
+}
+
 TEST(OperandDigits, GiveEveryOperandBack) {
   std::mt19937 random(5);
   int64_t runs = 0;
@@ -90,15 +108,8 @@ TEST(OperandDigits, GiveEveryOperandBack) {
   int64_t rest = 0;
   for (const Panel16Shape& shape : kShapes) {
     for (const int binades : {0, 3, 7, 9, 20, 120}) {
-      const std::vector<std::byte> before = floats_of(shape, random_row(shape, binades, random));
-      std::vector<std::byte> row = before;
-      plain_row_to_digits(shape, row.data());
-      std::vector<float> expected(before.size() / sizeof(float));
-      std::memcpy(expected.data(), before.data(), before.size());
-      convert_runs(shape, row.data(), [&](const std::byte* run, int64_t steps) {
-        const RunOperands operands{run, steps, 1};
-        expect_run(operands, expected.data() + (run - row.data()) / 4, &wide);
-        rest += operands.num_rest(0) < steps * device::kPanel16StepCols ? operands.num_rest(0) : 0;
+      expect_row(shape, random_row(shape, binades, random), &wide, [&](const RunOperands& run) {
+        rest += run.num_rest(0) < run.steps * device::kPanel16StepCols ? run.num_rest(0) : 0;
         ++runs;
       });
     }
@@ -119,16 +130,9 @@ TEST(OperandDigits, UnitsAreNormalHoweverSmallTheRow) {
       for (float& value : x) {
         value = device::bf16_round(std::ldexp(value, exponent));
       }
-      const std::vector<std::byte> before = floats_of(shape, x);
-      std::vector<std::byte> row = before;
-      plain_row_to_digits(shape, row.data());
-      std::vector<float> expected(before.size() / sizeof(float));
-      std::memcpy(expected.data(), before.data(), before.size());
-      convert_runs(shape, row.data(), [&](const std::byte* run, int64_t steps) {
-        const RunOperands operands{run, steps, 1};
-        const float unit = device::float_of(operands.word(0, 0));
+      expect_row(shape, x, &wide, [&](const RunOperands& run) {
+        const float unit = device::float_of(run.word(0, 0));
         EXPECT_TRUE(unit == 0.0F || std::isnormal(unit)) << exponent;
-        expect_run(operands, expected.data() + (run - row.data()) / 4, &wide);
         ++runs;
       });
     }

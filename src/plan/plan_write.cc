@@ -118,11 +118,24 @@ void write_dim(JsonWriter& json, std::string_view key, const Dim3& dim) {
   json.end_array();
 }
 
-void write_steps(JsonWriter& json, const std::vector<Step>& steps) {
-  json.key("steps");
+// An array of objects; write(item) writes an item's members.
+template <typename Item, typename Write>
+void write_objects(JsonWriter& json,
+                   std::string_view key,
+                   const std::vector<Item>& items,
+                   Write write) {
+  json.key(key);
   json.begin_array();
-  for (const Step& s : steps) {
+  for (const Item& item : items) {
     json.begin_object();
+    write(item);
+    json.end_object();
+  }
+  json.end_array();
+}
+
+void write_steps(JsonWriter& json, const std::vector<Step>& steps) {
+  write_objects(json, "steps", steps, [&json](const Step& s) {
     json.member("family", s.family);
     json.member("kernel", s.kernel);
     write_dim(json, "grid", s.grid);
@@ -133,9 +146,7 @@ void write_steps(JsonWriter& json, const std::vector<Step>& steps) {
     json.member("cooperative", s.cooperative);
     json.member("atomics", s.atomics);
     json.member("pdl_edge", s.pdl_edge);
-    json.end_object();
-  }
-  json.end_array();
+  });
 }
 
 void write_concurrency(JsonWriter& json, const Concurrency& c) {
@@ -159,10 +170,7 @@ void write_overlap(JsonWriter& json, const AuxStreamOverlap& overlap) {
 }
 
 void write_ladder(JsonWriter& json, const std::vector<Rung>& ladder) {
-  json.key("ladder");
-  json.begin_array();
-  for (const Rung& rung : ladder) {
-    json.begin_object();
+  write_objects(json, "ladder", ladder, [&json](const Rung& rung) {
     json.member("m_min", rung.m_min);
     json.member("m_max", rung.m_max);
     json.member("chunk_tokens", rung.chunk_tokens);
@@ -171,34 +179,22 @@ void write_ladder(JsonWriter& json, const std::vector<Rung>& ladder) {
     json.member("deterministic", rung.deterministic);
     write_concurrency(json, rung.concurrency);
     write_overlap(json, rung.aux_stream_overlap);
-    json.end_object();
-  }
-  json.end_array();
+  });
 }
 
 void write_workspace(JsonWriter& json, const std::vector<WorkspaceSlice>& slices) {
-  json.key("workspace");
-  json.begin_array();
-  for (const WorkspaceSlice& slice : slices) {
-    json.begin_object();
+  write_objects(json, "workspace", slices, [&json](const WorkspaceSlice& slice) {
     json.member("name", slice.name);
     json.member("offset", slice.offset);
     json.member("bytes", slice.bytes);
-    json.end_object();
-  }
-  json.end_array();
+  });
 }
 
 void write_refused(JsonWriter& json, const std::vector<Refusal>& refused) {
-  json.key("refused");
-  json.begin_array();
-  for (const Refusal& refusal : refused) {
-    json.begin_object();
+  write_objects(json, "refused", refused, [&json](const Refusal& refusal) {
     json.member("family", refusal.family);
     json.member("reason", refusal.reason);
-    json.end_object();
-  }
-  json.end_array();
+  });
 }
 
 void write_tail(JsonWriter& json, const PlanData& plan) {
