@@ -331,6 +331,10 @@ ExitCode report_case(Console& console, const BenchOptions& options, TokenCase& t
     } else if (!result.time_us.empty()) {
       console.report(options.layer.json ? bench_json(result, rotation.plan(), options.command_line)
                                         : bench_text(result));
+      for (const std::string& doubt : probe_doubts(result)) {
+        console.warning(
+            fmt::format("M {} on {}: {}", result.num_tokens, isa_name(result.isa), doubt));
+      }
     }
   }
   return code;

@@ -55,6 +55,10 @@ struct BoundFractions {
 
 [[nodiscard]] BoundFractions bound_fractions(const BenchResult& result);
 
+/// Why the fractions of a row say little, a line each with values: a probe whose rounds disagree, a
+/// layer faster than its limits. Empty where nothing disturbed the run.
+[[nodiscard]] std::vector<std::string> probe_doubts(const BenchResult& result);
+
 /// Weight bytes of one expert as the checkpoint stores it: codes and scales, no padding.
 [[nodiscard]] std::int64_t expert_bytes(const Problem& problem);
 

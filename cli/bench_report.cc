@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -21,6 +22,26 @@ Json spread_json(const Spread& spread) {
 double gflops(const BenchResult& result) {
   const double us = spread_of(result.time_us).median;
   return us > 0.0 ? static_cast<double>(result.flops) / us / 1e3 : 0.0;
+}
+
+// A neighbour on the same core takes half of it: beyond that a median depends on whether it was
+// there in more rounds than not. Single rounds move neither deciles nor medians.
+void doubt_unsteady(const char* probe,
+                    const std::vector<double>& samples,
+                    std::vector<std::string>& doubts) {
+  constexpr double kMost = 2.0;
+  if (const Spread spread = spread_of(samples); spread.p90 > kMost * spread.p10) {
+    doubts.push_back(fmt::format(
+        "{}: p90 {:.4g} is more than {} times p10 {:.4g}", probe, spread.p90, kMost, spread.p10));
+  }
+}
+
+// Calls and probes take turns: more than a steady machine leaves between them is no fraction.
+void doubt_impossible(const char* limit, double fraction, std::vector<std::string>& doubts) {
+  constexpr double kMost = 1.15;
+  if (fraction > kMost) {
+    doubts.push_back(fmt::format("{:.2f} of {}, more than {} cannot be", fraction, limit, kMost));
+  }
 }
 
 }  // namespace
@@ -54,6 +75,23 @@ BoundFractions bound_fractions(const BenchResult& result) {
   return {read > 0.0 ? layer_gbps(result).median / read : 0.0,
           of_peak(result.probe_gflops),
           of_peak(result.probe_tile_gflops)};
+}
+
+std::vector<std::string> probe_doubts(const BenchResult& result) {
+  std::vector<std::string> doubts;
+  doubt_unsteady("probe_gbps", result.probe_gbps, doubts);
+  double peak = 0.0;
+  for (const auto& [name, samples] : {std::pair{"probe_gflops", &result.probe_gflops},
+                                      {"probe_fma_gflops", &result.probe_fma_gflops},
+                                      {"probe_tile_gflops", &result.probe_tile_gflops},
+                                      {"probe_int8_gops", &result.probe_int8_gops}}) {
+    doubt_unsteady(name, *samples, doubts);
+    // Bodies multiply with whatever is fastest, byte products of digits included.
+    peak = std::max(peak, spread_of(*samples).median);
+  }
+  doubt_impossible("a linear read", bound_fractions(result).memory, doubts);
+  doubt_impossible("the highest peak", peak > 0.0 ? gflops(result) / peak : 0.0, doubts);
+  return doubts;
 }
 
 std::int64_t expert_bytes(const Problem& problem) {
@@ -96,7 +134,7 @@ std::string bench_text(const BenchResult& result) {
       "linear read ({:.2f} GB/s)  {:>7.1f} GFLOP/s, {:.2f} of the peak ({:.1f}){}  error {:.2e}  "
       "{}, "
       "{} "
-      "threads, {} calls\n",
+      "threads, {} calls{}\n",
       result.subject,
       result.num_tokens,
       time.median,
@@ -112,7 +150,8 @@ std::string bench_text(const BenchResult& result) {
       result.check.end_to_end_relative_l2,
       isa_name(result.isa),
       result.num_threads,
-      result.time_us.size());
+      result.time_us.size(),
+      probe_doubts(result).empty() ? "" : ", fractions in doubt");
 }
 
 std::string bench_json(const BenchResult& result,
@@ -150,6 +189,7 @@ std::string bench_json(const BenchResult& result,
        {"fraction_of_tile_peak",
         result.probe_tile_gflops.empty() ? Json() : Json(bound_fractions(result).tiles)},
        {"probe_int8_gops", probe_or_null(result.probe_int8_gops)},
+       {"doubts", probe_doubts(result)},
        {"relative_l2", result.check.end_to_end_relative_l2},
        {"check", report_json(result.check, result.num_tokens)},
        {"samples_us", result.time_us}});

@@ -23,8 +23,15 @@ void Console::report(std::string_view text) noexcept {
 }
 
 void Console::error(const Status& status) noexcept {
+  complain("moekit: " + with_short_values(status.to_string(), words_));
+}
+
+void Console::warning(std::string_view message) noexcept {
+  complain(fmt::format("moekit: warning: {}", message));
+}
+
+void Console::complain(std::string line) noexcept {
   clear_progress();
-  std::string line = "moekit: " + with_short_values(status.to_string(), words_);
   for (char& c : line) {
     // File names and JSON keys from hostile inputs may hold line breaks or terminal escapes.
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) {

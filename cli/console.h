@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The only code of the project that prints: reports on stdout, one-line errors and progress on
-// stderr.
+// The only code of the project that prints: reports on stdout, one-line errors, warnings and
+// progress on stderr.
 
 #include <cstdint>
 #include <string>
@@ -24,6 +24,9 @@ class Console {
   /// `moekit: code: message` on stderr, always one line. Nobody's value fills the screen.
   void error(const Status& status) noexcept;
 
+  /// `moekit: warning: message` on stderr, always one line. The exit code stays what it was.
+  void warning(std::string_view message) noexcept;
+
   /// Overwrites one line on stderr, when that is a terminal.
   void progress(std::string_view what, std::int64_t done, std::int64_t total) noexcept;
 
@@ -34,6 +37,8 @@ class Console {
   [[nodiscard]] bool finish() noexcept;
 
  private:
+  void complain(std::string line) noexcept;
+
   std::vector<std::string> words_;
   bool stderr_is_terminal_ = false;
   bool progress_shown_ = false;

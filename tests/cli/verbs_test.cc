@@ -586,6 +586,7 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
                    "probe_tile_gflops",
                    "fraction_of_tile_peak",
                    "probe_int8_gops",
+                   "doubts",
                    "relative_l2",
                    "check",
                    "samples_us"});
@@ -610,6 +611,40 @@ TEST(CliBench, RowsSayWhatWasMeasuredAndWhere) {
   }
   // Two distinct experts of 3 * 128 * 64 codes at half a byte and a scale byte per 16.
   EXPECT_EQ(rows[0].at("active_weight_bytes"), 2 * (3 * 128 * 64 / 2 + 3 * 128 * 64 / 16));
+}
+
+// Medians of probes that a neighbour disturbs would make fractions that cannot be.
+TEST(CliBench, DisturbedProbesAreSaid) {
+  const std::vector<std::string> shape = {"--tokens", "1,8", "--seconds", "0.02"};
+  std::vector<std::string> with_json = shape;
+  with_json.emplace_back("--json");
+  const CliResult result = run_cli(with_shape("bench", with_json), {}, MOEKIT_CLI_DISTURBED);
+  ASSERT_EQ(result.exit_code, 0) << result.out << result.err;
+  std::istringstream lines(result.out);
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  EXPECT_EQ(Json::parse(line).at("doubts"), Json::array()) << "steady probes";
+  ASSERT_TRUE(std::getline(lines, line));
+  const Json doubts = Json::parse(line).at("doubts");
+  ASSERT_GE(doubts.size(), 4U) << doubts;  // both kinds of peak that every processor has, and both
+                                           // fractions
+  for (const char* said : {"probe_gflops: p90 2.5e-06 is more than 2 times p10 1e-06",
+                           "probe_fma_gflops: p90 2.5e-06 is more than 2 times p10 1e-06",
+                           " of a linear read, more than 1.15 cannot be",
+                           " of the highest peak, more than 1.15 cannot be"}) {
+    EXPECT_NE(doubts.dump().find(said), std::string::npos) << said << doubts;
+    EXPECT_NE(result.err.find(said), std::string::npos) << said << result.err;
+  }
+  EXPECT_EQ(doubts.dump().find("probe_gbps:"), std::string::npos) << "slow and steady: " << doubts;
+  EXPECT_EQ(result.err.find("moekit: warning: M 8 on "), 0U) << result.err;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), std::ssize(doubts));
+
+  const CliResult text = run_cli(with_shape("bench", shape), {}, MOEKIT_CLI_DISTURBED);
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  const std::size_t mark = text.out.find("calls, fractions in doubt\n");
+  ASSERT_NE(mark, std::string::npos) << text.out;
+  EXPECT_LT(text.out.find("M     8"), mark) << text.out;
+  EXPECT_EQ(text.out.find("in doubt", mark + 20), std::string::npos) << text.out;
 }
 
 // Far more threads than cores: those that have not run yet must not be taken for quick ones.
