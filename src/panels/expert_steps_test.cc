@@ -265,6 +265,55 @@ TEST(ExpertSteps, AnInfiniteOperandLeavesNoNumberInItsRow) {
   }
 }
 
+// Few tokens and many routes: rows are loaded once and copied into the tiles of several experts,
+// with what is known of them.
+TEST(ExpertSteps, AnInfiniteTokenIsNanInEveryTileThatItIsCopiedTo) {
+  constexpr std::size_t kInner = 16;
+  std::int64_t judged = 0;
+  for (const std::string& isa : testable_isas()) {
+    for (const Recipe recipe : kEveryRecipe) {
+      Problem problem = small_problem(recipe);
+      problem.top_k = 4;
+      problem.intermediate_size = kInner;
+      problem.activation.kind = ActivationKind::kRelu2;
+      LayerCase layer(problem, 3);
+      layer.ids = {0, 1, 2, 3, 1, 2, 0, 4, 2, 0, 1, 5};
+      layer.x[136 + 70] = std::numeric_limits<float>::infinity();
+      for (const ExecutionFamily family : kBothFamilies) {
+        const LayerCase::Output output = layer.run(isa, 2, family);
+        for (std::size_t i = 0; i < output.intermediate.size(); ++i, ++judged) {
+          const float value = device::bf16_to_f32(output.intermediate[i]);
+          ASSERT_EQ(std::isnan(value), i / kInner / 4 == 1) << isa << " intermediate " << i;
+        }
+      }
+    }
+  }
+  EXPECT_GE(judged, 3 * 2 * 12 * 16);
+}
+
+// Where a token names an expert more than once, the order of experts leaves that of its slots.
+TEST(ExpertSteps, EqualExpertsAreSummedInTheOrderOfSlots) {
+  Problem problem = small_problem(Recipe::kW4a16Mxfp4);
+  problem.num_experts = problem.top_k = 7;
+  problem.io_dtype = DType::kF32;
+  const auto run = [&problem](const std::string& isa, std::vector<std::int64_t> ids) {
+    LayerCase layer(problem, 2);
+    layer.ids = std::move(ids);
+    return layer.run(isa, 2, ExecutionFamily::kDirect).out;
+  };
+  // Ascending but for the last: by experts it comes first.
+  const std::vector<std::int64_t> same = {3, 3, 3, 3, 3, 3, 3, 1, 1, 2, 2, 2, 4, 4};
+  const std::vector<std::int64_t> mixed = {3, 3, 3, 3, 3, 3, 3, 1, 1, 2, 2, 2, 4, 0};
+  for (const std::string& isa : testable_isas()) {
+    problem.combine_order = CombineOrder::kSlot;
+    const std::vector<float> by_slot = run(isa, same);
+    const std::vector<float> mixed_by_slot = run(isa, mixed);
+    problem.combine_order = CombineOrder::kExpert;
+    EXPECT_EQ(run(isa, same), by_slot) << isa;
+    EXPECT_NE(run(isa, mixed), mixed_by_slot) << isa << ": the sums do not show their order";
+  }
+}
+
 TEST(ExpertSteps, ZeroWeightRouteChangesNothing) {
   for (const std::string& isa : testable_isas()) {
     LayerCase layer(small_problem(Recipe::kW4a16Nvfp4), 4);

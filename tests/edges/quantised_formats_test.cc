@@ -300,6 +300,30 @@ TEST(QuantisedFormats, NonFiniteGroupMakesItsRowNanAndNoOther) {
   EXPECT_EQ(rows, 24 * kRecipes.size());
 }
 
+// A cache so small that the rows of one tile are interleaved a few at a time: each row's scales
+// belong behind those of the rows before it, not of those of its own round.
+TEST(QuantisedFormats, ScalesReachTheirRowOfATileInSeveralRounds) {
+  std::size_t layers = 0;
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
+    if (isa > host_cpu().isa) {
+      continue;
+    }
+    // Three and two groups of scales a row.
+    LayerUnderTest layer =
+        LayerUnderTest::make("recipe=w8a8_fp8_block128 h=264 i=136 e=2 k=2 m=20 io=f32");
+    layer.device = *device_from_name("cpu:" + std::string(isa_name(isa)));
+    layer.device.num_threads = 2;
+    // Of 264 columns 4 bytes each with the scales, half of this is eight rows: two at a time.
+    layer.device.l2_per_core_bytes = std::int64_t{2} * 8 * 1152;
+    const std::vector<float> cramped = layer.run_verified();
+    layer.device.l2_per_core_bytes = 1 << 20;
+    layer.prepare();
+    EXPECT_TRUE(same_bits(cramped, layer.run_verified())) << isa_name(isa);
+    ++layers;
+  }
+  EXPECT_GE(layers, 1U);
+}
+
 // An input scale of 0 quantises everything to 0; a bias survives it.
 TEST(QuantisedFormats, InputScaleOfZeroGivesZeros) {
   for (const char* const tokens : {"m=3", "m=40"}) {
