@@ -21,10 +21,10 @@ using plan::SliceId;
 
 constexpr std::int64_t kLineBytes = 64;
 constexpr std::int64_t kPairsOfStep = device::kPanel16StepCols / 2;
-// Neighbouring down panels of one dot call: what a call costs before its first and behind its last
-// products is paid once. Fewer where their sums would take more than those of gate and up for the
-// largest tile.
-constexpr std::int64_t kMostPanelsOfDot = 8;
+// Neighbouring panels of one dot call: what a call costs before its first and behind its last
+// products is paid once, and bodies go over several panels for a block of operands. Fewer where
+// their sums would take more than those of gate and up for the largest tile.
+constexpr std::int64_t kMostPanelsOfDot = 32;
 constexpr std::int64_t kPanelsOfLargestTile = 2;
 constexpr std::int64_t kSumsOfDot = kPanelsOfLargestTile * kMaxTileTokens * kPanelRows;
 constexpr std::int64_t kKib = 1024;
@@ -290,7 +290,14 @@ struct DotPanels {
   const std::byte* next = nullptr;
 };
 
-// Calls sink(first route of the tile, tokens, sums) with the sums of every tile of tokens.
+// Sums [panels, num_tokens, 16] of the loaded routes from `first` on.
+struct TileSums {
+  std::int64_t first = 0;
+  std::int64_t num_tokens = 0;
+  const float* sums = nullptr;
+};
+
+// Calls sink with the sums of every tile of tokens.
 template <typename Sink>
 void dot_tiles(const StepContext& context,
                const LoadedRoutes& loaded,
@@ -309,7 +316,7 @@ void dot_tiles(const StepContext& context,
                       context.operand_scale_stride(),
                       context.operand_row_bytes(),
                       panels.next});
-    sink(tile.first, tile.num_tokens, sums);
+    sink(TileSums{tile.first, tile.num_tokens, sums});
   }
 }
 
@@ -415,50 +422,74 @@ class TokenRows {
   Held held_[kMostOperandRows];
 };
 
-// One panel pair (gate and up) of a run for a set of loaded routes.
-void gate_up_panel(const StepContext& context,
+// Panels of one dot call over the loaded routes.
+std::int64_t most_panels_of_dot(const StepContext& context, const LoadedRoutes& loaded) {
+  const std::int64_t tile_tokens = std::min(loaded.count, context.body.max_tokens);
+  return std::min(kMostPanelsOfDot, kSumsOfDot / (tile_tokens * kPanelRows));
+}
+
+// The intermediate of one panel pair (gate and up), from the pair's sums [parts, tokens, 16] for
+// `tokens` of the loaded routes from `first` on.
+void activate_pair(const StepContext& context,
                    const LoadedRoutes& loaded,
-                   const PanelRun& run,
-                   std::int64_t panel,
-                   ActivateCall activate) {
-  const std::int64_t expert = run.expert;
-  const CpuCall& call = context.call;
-  const plan::PackedView& weights = call.weights;
-  const Problem& problem = call.plan->problem;
+                   std::int64_t expert,
+                   std::int64_t pair,
+                   const TileSums& tile,
+                   ActivateCall& activate) {
+  const plan::PackedView& weights = context.call.weights;
+  const Problem& problem = context.call.plan->problem;
   const std::int64_t parts = context.shape.num_parts;
-  const std::int64_t first_row = panel * kPanelRows;
+  const std::int64_t first_row = pair * kPanelRows;
   const float* gate_bias = weights.gate_bias(expert);
   const float* up_bias = weights.up_bias(expert);
-  const float* globals = weights.globals(expert);
-  activate.up_global = globals[1];
   activate.up_bias = up_bias == nullptr ? nullptr : up_bias + first_row;
   // Without a gate the one operand goes where activations read theirs.
-  activate.gate_global = parts == 2 ? globals[0] : globals[1];
   activate.gate_bias = parts != 2             ? activate.up_bias
                        : gate_bias == nullptr ? nullptr
                                               : gate_bias + first_row;
   activate.rows = std::min(kPanelRows, problem.intermediate_size - first_row);
-  auto* intermediate = call.slice<std::uint16_t>(SliceId::kIntermediate);
-  const std::byte* bytes = weights.gate_up(expert);
-  const auto at = [&](std::int64_t index) {
-    return bytes + device::panel16_panel_offset(context.shape, index, 0);
-  };
-  const DotPanels panels{at(panel), parts, panel + 1 < run.panels.end ? at(panel + 1) : run.after};
-  dot_tiles(context, loaded, panels, [&](std::int64_t first, std::int64_t tokens, float* sums) {
-    for (std::int64_t t = 0; t < tokens; ++t) {
-      const std::int64_t route = loaded.routes[first + t];
-      activate.out = intermediate + route * problem.intermediate_size + first_row;
-      if (!loaded.rows[first + t].finite) {
-        std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
-        continue;
-      }
-      activate.x_factor = loaded.rows[first + t].factor;
-      activate.gate_sums = sums + t * kPanelRows;
-      activate.up_sums = sums + ((parts - 1) * tokens + t) * kPanelRows;
-      activate.input_weight = problem.router_weight_on_input ? context.routes.weight(route) : 1.0F;
-      context.body.activate(activate);
+  auto* intermediate = context.call.slice<std::uint16_t>(SliceId::kIntermediate);
+  for (std::int64_t t = 0; t < tile.num_tokens; ++t) {
+    const std::int64_t route = loaded.routes[tile.first + t];
+    const LoadedRow& row = loaded.rows[tile.first + t];
+    activate.out = intermediate + route * problem.intermediate_size + first_row;
+    if (!row.finite) {
+      std::fill_n(activate.out, activate.rows, std::uint16_t{0x7FC0});
+      continue;
     }
-  });
+    activate.x_factor = row.factor;
+    activate.gate_sums = tile.sums + t * kPanelRows;
+    activate.up_sums = tile.sums + ((parts - 1) * tile.num_tokens + t) * kPanelRows;
+    activate.input_weight = problem.router_weight_on_input ? context.routes.weight(route) : 1.0F;
+    context.body.activate(activate);
+  }
+}
+
+// The panel pairs of a run for a set of loaded routes.
+void gate_up_panels(const StepContext& context,
+                    const LoadedRoutes& loaded,
+                    const PanelRun& run,
+                    ActivateCall activate) {
+  const plan::PackedView& weights = context.call.weights;
+  const std::int64_t parts = context.shape.num_parts;
+  const float* globals = weights.globals(run.expert);
+  activate.up_global = globals[1];
+  activate.gate_global = parts == 2 ? globals[0] : globals[1];
+  const auto at = [&](std::int64_t pair) {
+    return weights.gate_up(run.expert) + device::panel16_panel_offset(context.shape, pair, 0);
+  };
+  const std::int64_t pairs_of_dot = most_panels_of_dot(context, loaded) / parts;
+  for (std::int64_t pair = run.panels.begin; pair < run.panels.end; pair += pairs_of_dot) {
+    const std::int64_t next = std::min(pair + pairs_of_dot, run.panels.end);
+    const DotPanels panels{
+        at(pair), (next - pair) * parts, next < run.panels.end ? at(next) : run.after};
+    dot_tiles(context, loaded, panels, [&](TileSums tile) {
+      for (std::int64_t at_pair = pair; at_pair < next; ++at_pair) {
+        activate_pair(context, loaded, run.expert, at_pair, tile, activate);
+        tile.sums += parts * tile.num_tokens * kPanelRows;
+      }
+    });
+  }
 }
 
 void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_t num_workers) {
@@ -487,9 +518,7 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
                                       : load_routes(context, room, some, [&](std::int64_t route) {
                                           return x_row(context.call, expert, route);
                                         });
-      for (std::int64_t panel = panels.begin; panel < panels.end; ++panel) {
-        gate_up_panel(context, loaded, run, panel, activate);
-      }
+      gate_up_panels(context, loaded, run, activate);
     }
   }
 }
@@ -519,9 +548,7 @@ void down_panels(const StepContext& context,
   const float global = weights.globals(run.expert)[2];
   const float* bias = weights.down_bias(run.expert);
   const std::int64_t hidden = context.call.plan->problem.hidden_size;
-  const std::int64_t tile_tokens = std::min(loaded.count, context.body.max_tokens);
-  const std::int64_t panels_of_dot =
-      std::min(kMostPanelsOfDot, kSumsOfDot / (tile_tokens * kPanelRows));
+  const std::int64_t panels_of_dot = most_panels_of_dot(context, loaded);
   for (std::int64_t panel = block.begin; panel < block.end; panel += panels_of_dot) {
     const std::int64_t num_panels = std::min(panels_of_dot, block.end - panel);
     const std::int64_t first_row = panel * kPanelRows;
@@ -543,11 +570,11 @@ void down_panels(const StepContext& context,
     dot_tiles(context,
               loaded,
               {at(panel), num_panels, next < block.end ? at(next) : run.after},
-              [&](std::int64_t first, std::int64_t tokens, const float* sums) {
-                scale.sums = sums;
-                scale.num_tokens = tokens;
-                scale.rows = loaded.rows + first;
-                scale.routes = loaded.routes + first;
+              [&](const TileSums& tile) {
+                scale.sums = tile.sums;
+                scale.num_tokens = tile.num_tokens;
+                scale.rows = loaded.rows + tile.first;
+                scale.routes = loaded.routes + tile.first;
                 context.body.scale(scale);
               });
   }
