@@ -4,6 +4,8 @@
 // lines of bf16 pairs are rows of the B operand as they stand. Codes are decoded once into a ring
 // of such tiles in L1, group scales folded in (exact: code * scale has at most 6 significant bits),
 // and multiplied with up to 64 tokens, whose rows are the A operands. One f32 chain over all of K.
+// Panels of a call are walked side by side, a segment of columns of each in turn
+// (panel_segments.h): as many as there are sums in tile registers.
 //
 // Elements with f32 scales, and the rare panels whose folded weights could leave bf16, go through
 // the AVX-512 body: its operands for one token are a row here.
@@ -13,6 +15,7 @@
 
 #include "panels/body_loops.h"
 #include "panels/instructions_amx.h"
+#include "panels/panel_segments.h"
 
 namespace moekit::panels {
 
@@ -25,6 +28,13 @@ constexpr i64 kTileBytes = 1024;
 constexpr i64 kTileRowBytes = 64;
 constexpr i64 kTileTokens = 16;
 constexpr i64 kMostTokens = 64;
+// Tile registers that hold sums: token tiles of one panel, or of several panels side by side.
+constexpr i64 kSumTiles = 4;
+// 512 columns: 4 KiB of codes, and 16 KiB of 16 tokens' operands, which stay in the first level.
+constexpr i64 kSegmentTiles = 16;
+// Panels of less than two of those are walked one after the other; their segments are only as long
+// as lines are asked for ahead.
+constexpr i64 kShortSegmentTiles = 8;
 // Folded weights and their products stay normal: from this E8M0 byte on a weight is at least 2^-65
 // and its product with any x above 2^-61 counts. Panels with smaller ones are summed group by
 // group before they are scaled.
@@ -62,7 +72,9 @@ void configure(i64 num_tokens, const TokenTiles& tokens) {
     config.row_bytes[tile] = kTileRowBytes;
     config.rows[tile] = static_cast<std::uint8_t>(tokens.rows);
   }
-  config.rows[tokens.count - 1] = static_cast<std::uint8_t>(tokens.last_rows);
+  for (i64 sums = tokens.count - 1; sums < kSumTiles; sums += tokens.count) {
+    config.rows[sums] = static_cast<std::uint8_t>(tokens.last_rows);
+  }
   config.rows[kLastTokens] = static_cast<std::uint8_t>(tokens.last_rows);
   config.rows[kWeights] = kPanelRows;
   load_config(config);
@@ -84,56 +96,132 @@ LoadedRow load_operand_row(const OperandRow& row, const Panel16Shape& shape, std
   return load_operand<std::uint16_t>(row, shape, operand);
 }
 
-// One tile of weights times all tokens, of which the last tile is loaded. `row_tile` is the
-// distance of two tiles of tokens.
-template <int kTiles>
-void multiply(const std::byte* weights, const std::byte* x, i64 stride, i64 row_tile) {
-  load_tile<kWeights>(weights, kTileRowBytes);
-  add_products<kTiles - 1, kLastTokens, kWeights>();
-  if constexpr (kTiles > 1) {
-    load_tile<kEvenTokens>(x, stride);
-    add_products<0, kEvenTokens, kWeights>();
-  }
-  if constexpr (kTiles > 2) {
-    load_tile<kOddTokens>(x + row_tile, stride);
-    add_products<1, kOddTokens, kWeights>();
-  }
-  if constexpr (kTiles > 3) {
-    load_tile<kEvenTokens>(x + 2 * row_tile, stride);
-    add_products<2, kEvenTokens, kWeights>();
-  }
-}
-
-template <int kTiles>
+template <int kFirst, int kCount>
 void zero_all_sums() {
-  zero_sums<kTiles - 1>();
-  if constexpr (kTiles > 1) {
-    zero_all_sums<kTiles - 1>();
+  zero_sums<kFirst>();
+  if constexpr (kCount > 1) {
+    zero_all_sums<kFirst + 1, kCount - 1>();
   }
 }
 
+// A tile of weights on its way to its products.
+struct Job {
+  const std::byte* weights = nullptr;
+  const std::byte* x = nullptr;  // the first token's operands of these columns
+  i64 panel_of_pass = 0;
+  i64 panels_to_store = 0;  // behind the last product of a pass
+};
+
+// Sums of the panels of a pass, in tile registers, and where the next pass's go.
 template <int kTiles>
-void store_all_sums(float* sums, i64 rows) {
-  store_tile<kTiles - 1>(sums + (kTiles - 1) * rows * kPanelRows, kTileRowBytes);
-  if constexpr (kTiles > 1) {
-    store_all_sums<kTiles - 1>(sums, rows);
-  }
-}
-
-// The lines of panels of bf16, which are tiles as they stand, except for a panel's last.
-class Bf16Stream {
+class PassSums {
  public:
-  explicit Bf16Stream(const DotCall& call)
-      : lines_(call.panels),
-        stream_(call, kTileBytes),
-        panel_bytes_(device::panel16_panel_bytes(*call.shape)),
-        left_(panel_bytes_) {}
+  static constexpr i64 kPanels = kSumTiles / kTiles;
 
-  const std::byte* next_tile(std::byte* room) {
+  PassSums(const DotCall& call, const TokenTiles& tokens)
+      : sums_(call.sums),
+        sums_of_panel_(call.num_tokens * kPanelRows),
+        sums_of_tile_(tokens.rows * kPanelRows),
+        stride_(call.operand_row_bytes),
+        row_tile_(tokens.rows * call.operand_row_bytes) {
+    zero_all_sums<0, kPanels * kTiles>();
+  }
+
+  /// The weights of a job and the last tile of its tokens.
+  [[gnu::always_inline]] void load(const Job& job) const {
+    load_tile<kLastTokens>(job.x + (kTiles - 1) * row_tile_, stride_);
+    load_tile<kWeights>(job.weights, kTileRowBytes);
+  }
+
+  /// Their products, and those of the other tokens.
+  [[gnu::always_inline]] void add(const Job& job) const {
+    switch (job.panel_of_pass) {
+      case 0:
+        return add_all<0>(job);
+      case 1:
+        return add_all<1 % kPanels>(job);
+      case 2:
+        return add_all<2 % kPanels>(job);
+      default:
+        return add_all<3 % kPanels>(job);
+    }
+  }
+
+  /// Behind a pass's last product: a tile that is stored waits for its products and keeps those
+  /// behind it waiting.
+  void store(i64 num_panels) {
+    store_panels<0>(num_panels);
+    sums_ += num_panels * sums_of_panel_;
+  }
+
+ private:
+  template <int kPanel>
+  [[gnu::always_inline]] void add_all(const Job& job) const {
+    constexpr int kSums = kPanel * kTiles;
+    add_products<kSums + kTiles - 1, kLastTokens, kWeights>();
+    if constexpr (kTiles > 1) {
+      load_tile<kEvenTokens>(job.x, stride_);
+      add_products<kSums, kEvenTokens, kWeights>();
+    }
+    if constexpr (kTiles > 2) {
+      load_tile<kOddTokens>(job.x + row_tile_, stride_);
+      add_products<kSums + 1, kOddTokens, kWeights>();
+    }
+    if constexpr (kTiles > 3) {
+      load_tile<kEvenTokens>(job.x + 2 * row_tile_, stride_);
+      add_products<kSums + 2, kEvenTokens, kWeights>();
+    }
+  }
+
+  template <int kPanel>
+  void store_panels(i64 num_panels) const {
+    if (kPanel >= num_panels) {
+      return;
+    }
+    store_tiles<kPanel * kTiles, kTiles>(sums_ + kPanel * sums_of_panel_);
+    if constexpr (kPanel + 1 < kPanels) {
+      store_panels<kPanel + 1>(num_panels);
+    }
+  }
+
+  template <int kSums, int kCount>
+  void store_tiles(float* sums) const {
+    store_tile<kSums>(sums, kTileRowBytes);
+    zero_sums<kSums>();
+    if constexpr (kCount > 1) {
+      store_tiles<kSums + 1, kCount - 1>(sums + sums_of_tile_);
+    }
+  }
+
+  float* sums_;
+  i64 sums_of_panel_;
+  i64 sums_of_tile_;
+  i64 stride_;
+  i64 row_tile_;  // from one tile of tokens to the next
+};
+
+// The tiles of a segment of bf16, which are lines as they stand, except for a panel's last.
+class Bf16Tiles {
+ public:
+  explicit Bf16Tiles(const Panel16Shape& shape)
+      : panel_bytes_(device::panel16_panel_bytes(shape)) {}
+
+  static bool can_begin_at(const Panel16Shape& /*shape*/, i64 /*tiles*/) { return true; }
+
+  static i64 offset(const Panel16Shape& /*shape*/, i64 tile) { return tile * kTileBytes; }
+
+  void begin_segment(const std::byte* lines, i64 tile, const Ahead& ahead) {
+    lines_ = lines;
+    left_ = panel_bytes_ - tile * kTileBytes;
+    ahead_ = ahead;
+  }
+
+  [[nodiscard]] bool end_segment() const { return false; }
+
+  const std::byte* next(std::byte* room) {
     const i64 bytes = std::min(left_, kTileBytes);
-    const Ahead ahead = stream_.from(lines_);
     for (i64 at = 0; at < bytes; at += kPanel16LineBytes) {
-      prefetch(lines_ + at, ahead);
+      prefetch(lines_ + at, ahead_);
     }
     const std::byte* tile = lines_;
     if (bytes < kTileBytes) {
@@ -142,17 +230,15 @@ class Bf16Stream {
       tile = room;
     }
     lines_ += bytes;
-    left_ = left_ == bytes ? panel_bytes_ : left_ - bytes;
+    left_ -= bytes;
     return tile;
   }
 
-  [[nodiscard]] u64 unfolded() const { return 0; }
-
  private:
-  const std::byte* lines_;
-  CallStream stream_;
   i64 panel_bytes_;
-  i64 left_;  // of this panel
+  const std::byte* lines_ = nullptr;
+  i64 left_ = 0;  // of this panel
+  Ahead ahead_;
 };
 
 // By 5-bit index: a permute of 16-bit lanes reads five bits, and the fifth belongs to the next
@@ -264,24 +350,47 @@ __m512i in_both_halves(const std::byte* bytes) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(rows), _mm512_load_si512(&kPlaces));
 }
 
-// Walks the lines of panels of codes and decodes four at a time. kWhole: every tile is whole and
+// The tiles of a segment of codes, decoded from four lines each. kWhole: every tile is whole and
 // begins with a scale group.
 template <typename Decode, bool kWhole>
-class CodeStream {
+class CodeTiles {
  public:
-  explicit CodeStream(const DotCall& call)
-      : line_(call.panels),
-        stream_(call, stream_block_bytes(*call.shape)),
-        first_(device::panel16_first_step(*call.shape)),
-        step_(first_ + device::panel16_num_steps(*call.shape)),
-        end_(step_),
+  explicit CodeTiles(const Panel16Shape& shape)
+      : first_(device::panel16_first_step(shape)),
+        end_(first_ + device::panel16_num_steps(shape)),
         table_(_mm512_load_si512(&Decode::kTable)) {}
 
-  const std::byte* next_tile(std::byte* room) {
-    auto* rows = reinterpret_cast<__m512i*>(room);
-    if (step_ >= end_) {
-      begin_panel();  // not before it is asked for: nothing lies behind the last
+  /// Whether a segment may begin every `tiles` tiles: at a block's scales and nowhere else.
+  static bool can_begin_at(const Panel16Shape& shape, i64 tiles) {
+    return device::panel16_first_step(shape) % kBlockSteps == 0 &&
+           tiles * kTileSteps % kBlockSteps == 0;
+  }
+
+  static i64 offset(const Panel16Shape& shape, i64 tile) {
+    const i64 step = device::panel16_first_step(shape) + tile * kTileSteps;
+    return tile == 0 ? 0 : device::panel16_code_line(shape, step) - kPanel16LineBytes;
+  }
+
+  void begin_segment(const std::byte* lines, i64 tile, const Ahead& ahead) {
+    line_ = lines;
+    step_ = first_ + tile * kTileSteps;
+    ahead_ = ahead;
+    most_ = _mm512_setzero_si512();
+    if (step_ % kBlockSteps != 0) {
+      begin_block();
+      scales_ += step_ % kBlockSteps / kGroupSteps * device::kPanel16Rows;
+      read_scale();
     }
+  }
+
+  /// Whether the segment has weights that bf16 does not hold with room below.
+  [[nodiscard]] bool end_segment() const {
+    return Decode::kMostDistance != 0 &&
+           _mm512_cmpgt_epu16_mask(most_, _mm512_set1_epi16(Decode::kMostDistance)) != 0;
+  }
+
+  [[gnu::always_inline]] const std::byte* next(std::byte* room) {
+    auto* rows = reinterpret_cast<__m512i*>(room);
     for (i64 i = 0; i < kTileSteps; ++i, ++step_) {
       if (!kWhole && step_ >= end_) {
         for (i64 pair = 0; pair < 4; ++pair) {
@@ -297,48 +406,21 @@ class CodeStream {
       }
       store_step(rows + 4 * i);
     }
-    if (step_ >= end_) {
-      end_panel();
-    }
     return room;
   }
-
-  /// A bit for each panel with weights that bf16 does not hold with room below.
-  [[nodiscard]] u64 unfolded() const { return unfolded_; }
 
  private:
   static constexpr i64 kGroupSteps =
       device::panel16_own_group_cols(Decode::kElement) / kPanel16StepCols;
   static constexpr i64 kBlockSteps = device::kPanel16BlockGroups * kGroupSteps;
 
-  void begin_panel() {
-    step_ = first_;
-    if (kWhole || step_ % kBlockSteps == 0) {
-      return;
-    }
-    begin_block();
-    scales_ += step_ % kBlockSteps / kGroupSteps * device::kPanel16Rows;
-    read_scale();
-  }
-
-  void end_panel() {
-    if constexpr (Decode::kMostDistance != 0) {
-      const __mmask32 beyond =
-          _mm512_cmpgt_epu16_mask(most_, _mm512_set1_epi16(Decode::kMostDistance));
-      unfolded_ |= static_cast<u64>(beyond != 0) << panel_;
-      most_ = _mm512_setzero_si512();
-    }
-    ++panel_;
-  }
-
-  void begin_block() {
+  [[gnu::always_inline]] void begin_block() {
     scales_ = line_;
-    ahead_ = stream_.from(line_);
     prefetch(line_, ahead_);
     line_ += kPanel16LineBytes;
   }
 
-  void read_scale() {
+  [[gnu::always_inline]] void read_scale() {
     scale_ = Decode::scale(in_both_halves(scales_));
     scales_ += device::kPanel16Rows;
     if constexpr (Decode::kMostDistance != 0) {
@@ -346,83 +428,107 @@ class CodeStream {
     }
   }
 
-  void store_step(__m512i* rows) {
+  // Port 0 has the saturating subtractions, half of each permute and bit shifts; shifts by a byte
+  // go to port 5.
+  [[gnu::always_inline]] void store_step(__m512i* rows) {
     prefetch(line_, ahead_);
     const __m512i words = _mm512_loadu_si512(line_);
+    const __m512i second = _mm512_srli_epi16(words, 4);
     line_ += kPanel16LineBytes;
     store_pair(words, rows);
-    store_pair(_mm512_srli_epi16(words, 4), rows + 1);
-    store_pair(_mm512_srli_epi16(words, 8), rows + 2);
-    store_pair(_mm512_srli_epi16(words, 12), rows + 3);
+    store_pair(second, rows + 1);
+    store_pair(_mm512_bsrli_epi128(words, 1), rows + 2);
+    store_pair(_mm512_bsrli_epi128(second, 1), rows + 3);
   }
 
-  void store_pair(__m512i codes, __m512i* row) const {
+  [[gnu::always_inline]] void store_pair(__m512i codes, __m512i* row) const {
     _mm512_store_si512(row, Decode::weights(_mm512_permutexvar_epi16(codes, table_), scale_));
   }
 
-  const std::byte* line_;
-  const std::byte* scales_ = nullptr;
-  CallStream stream_;
-  Ahead ahead_;
   i64 first_;
-  i64 step_;
   i64 end_;
-  i64 panel_ = 0;
-  u64 unfolded_ = 0;
   __m512i table_;
+  const std::byte* line_ = nullptr;
+  const std::byte* scales_ = nullptr;
+  Ahead ahead_;
+  i64 step_ = 0;
   typename Decode::Scale scale_ = {};
   __m512i most_ = _mm512_setzero_si512();
 };
 
-// Panels one after the other, the first tile of one decoded beside the last products of another.
 // Returns a bit for each panel whose sums are to be computed otherwise. A function of its own for
 // every number of tiles, which scripts/check_instructions looks at.
 //
 // A load of a tile waits for stores still on their way to L1, and not only for those to its own
-// addresses (README, 8). So weights are decoded one tile ahead, into a ring no larger than that
-// takes, and tokens are loaded in front of the stores of the next tile.
-template <typename Stream, int kTiles>
+// addresses (README, 8). So weights are decoded kTilesAhead in front of their products, and loaded
+// in front of the stores of the tile that is decoded next.
+template <typename Tiles, int kTiles>
 [[gnu::noinline]] u64 dot_tiles(const DotCall& call, const TokenTiles& tokens) {
-  alignas(64) std::byte ring[2][kTileBytes];
-  const i64 stride = call.operand_row_bytes;
-  const i64 row_tile = tokens.rows * stride;
-  const i64 count = device::ceil_div(device::panel16_num_steps(*call.shape), kTileSteps);
-  const i64 total = count * call.num_panels;
-  Stream stream(call);
-  float* sums = call.sums;
-  i64 column = 0;
-  const std::byte* ready = nullptr;
-  zero_all_sums<kTiles>();
-  for (i64 tile = 0; tile <= total; ++tile) {
-    const std::byte* x = call.operand + column * kTileRowBytes;
-    load_tile<kLastTokens>(x + (kTiles - 1) * row_tile, stride);
-    const std::byte* next = tile < total ? stream.next_tile(ring[tile % 2]) : nullptr;
-    if (tile > 0) {
-      multiply<kTiles>(ready, x, stride, row_tile);
-      ++column;
+  constexpr i64 kTilesAhead = 3;
+  constexpr std::size_t kRingTiles = kTilesAhead + 1;
+  alignas(64) std::byte ring[kRingTiles][kTileBytes];
+  Job jobs[kRingTiles];
+  const auto slot = [](i64 tile) { return static_cast<std::size_t>(tile) % kRingTiles; };
+  const Panel16Shape& shape = *call.shape;
+  const i64 num_tiles = device::ceil_div(device::panel16_num_steps(shape), kTileSteps);
+  const bool wide = num_tiles >= 2 * kSegmentTiles;
+  const i64 wanted = wide ? kSegmentTiles : kShortSegmentTiles;
+  const i64 segment_tiles = Tiles::can_begin_at(shape, wanted) ? wanted : num_tiles;
+  const PanelCut cut{call.num_panels,
+                     wide ? PassSums<kTiles>::kPanels : 1,
+                     device::panel16_panel_bytes(shape),
+                     num_tiles,
+                     segment_tiles,
+                     Tiles::offset(shape, segment_tiles)};
+  PassSums<kTiles> sums(call, tokens);
+  SegmentWalk walk(cut);
+  AheadOfSegments ahead(call, cut);
+  Tiles weights(shape);
+  u64 unfolded = 0;
+  i64 tile = 0;
+  const auto multiply = [&](const Job& job) __attribute__((always_inline)) {
+    sums.add(job);
+    if (job.panels_to_store != 0) {
+      sums.store(job.panels_to_store);
     }
-    ready = next;
-    if (column == count) {
-      column = 0;
-      store_all_sums<kTiles>(sums, tokens.rows);
-      zero_all_sums<kTiles>();
-      sums += call.num_tokens * kPanelRows;
+  };
+  for (; !walk.done(); walk.next(), ahead.next()) {
+    weights.begin_segment(call.panels + walk.offset(), walk.first_unit(), ahead.from(walk));
+    const std::byte* x = call.operand + walk.first_unit() * kTileRowBytes;
+    for (const i64 end = tile + walk.units(); tile < end; ++tile) {
+      const i64 done = tile - kTilesAhead;
+      if (done >= 0) {
+        sums.load(jobs[slot(done)]);
+      }
+      jobs[slot(tile)] = {weights.next(ring[slot(tile)]), x, walk.panel_of_pass(), 0};
+      x += kTileRowBytes;
+      if (done >= 0) {
+        multiply(jobs[slot(done)]);
+      }
+    }
+    unfolded |= static_cast<u64>(weights.end_segment()) << walk.panel();
+    if (walk.ends_pass()) {
+      jobs[slot(tile - 1)].panels_to_store = walk.panel_of_pass() + 1;
     }
   }
-  return stream.unfolded();
+  for (i64 done = std::max<i64>(0, tile - kTilesAhead); done < tile; ++done) {
+    sums.load(jobs[slot(done)]);
+    multiply(jobs[slot(done)]);
+  }
+  return unfolded;
 }
 
-template <typename Stream>
+template <typename Tiles>
 u64 dot_panels(const DotCall& call, const TokenTiles& tokens) {
   switch (tokens.count) {
     case 1:
-      return dot_tiles<Stream, 1>(call, tokens);
+      return dot_tiles<Tiles, 1>(call, tokens);
     case 2:
-      return dot_tiles<Stream, 2>(call, tokens);
+      return dot_tiles<Tiles, 2>(call, tokens);
     case 3:
-      return dot_tiles<Stream, 3>(call, tokens);
+      return dot_tiles<Tiles, 3>(call, tokens);
     default:
-      return dot_tiles<Stream, 4>(call, tokens);
+      return dot_tiles<Tiles, 4>(call, tokens);
   }
 }
 
@@ -439,11 +545,11 @@ void dot_unfolded(const DotCall& call, i64 panel) {
   }
 }
 
-template <typename Stream>
+template <typename Tiles>
 void dot_folded(const DotCall& call) {
   const TokenTiles tokens(call.num_tokens);
   configure(call.num_tokens, tokens);
-  const u64 unfolded = dot_panels<Stream>(call, tokens);
+  const u64 unfolded = dot_panels<Tiles>(call, tokens);
   for (i64 panel = 0; unfolded != 0 && panel < call.num_panels; ++panel) {
     if ((unfolded >> panel & 1U) != 0U) {
       dot_unfolded(call, panel);
@@ -462,15 +568,15 @@ void dot_codes(const DotCall& call) {
   const i64 first = device::panel16_first_step(*call.shape);
   const i64 steps = device::panel16_num_steps(*call.shape);
   if (first % kTileSteps == 0 && steps % kTileSteps == 0) {
-    return dot_folded<CodeStream<Decode, true>>(call);
+    return dot_folded<CodeTiles<Decode, true>>(call);
   }
-  return dot_folded<CodeStream<Decode, false>>(call);
+  return dot_folded<CodeTiles<Decode, false>>(call);
 }
 
 void dot_amx(const DotCall& call) {
   switch (call.shape->element) {
     case Panel16Element::kBf16:
-      return dot_folded<Bf16Stream>(call);
+      return dot_folded<Bf16Tiles>(call);
     case Panel16Element::kNvfp4:
       return dot_codes<Nvfp4Decode>(call);
     case Panel16Element::kMxfp4:

@@ -58,6 +58,44 @@ TEST(Bodies, TokensOfATileAreSummedAsIfAlone) {
   EXPECT_GE(judged, 4000);  // the portable body alone: 15 shapes, 1 to 4 tokens, 32 rows
 }
 
+// Panels of several segments, in passes of which the last is short: each with the sums that it has
+// in another call.
+TEST(Bodies, PanelsOfACallAreSummedAsIfAlone) {
+  constexpr Panel16Shape kLong[] = {
+      {Panel16Element::kNvfp4, kPanelRows * kNumPanels, 1056, 1, 0, 0},
+      {Panel16Element::kNvfp4, kPanelRows * kNumPanels, 1100, 1, 8, 0},
+      {Panel16Element::kMxfp4, kPanelRows * kNumPanels, 1632, 1, 0, 0},
+      {Panel16Element::kMxfp4, kPanelRows * kNumPanels, 1040, 1, 48, 0},
+      {Panel16Element::kBf16, kPanelRows * kNumPanels, 1064, 1, 0, 0},
+  };
+  const std::vector<int64_t> order = {0, 1, 1, 0, 1, 0};
+  int64_t judged = 0;
+  for (const auto& [name, chosen] : bodies_under_test()) {
+    for (const Panel16Shape& shape : kLong) {
+      const Body& body = body_of(*chosen, shape.element);
+      for (const int64_t wanted : {1, 3, 20, 40, 64}) {
+        const int64_t count = std::min(wanted, body.max_tokens);
+        SCOPED_TRACE(name + " element " + std::to_string(static_cast<int>(shape.element)) +
+                     " cols " + std::to_string(shape.cols) + " tokens " + std::to_string(count));
+        const DotCase dots(shape, count);
+        const std::vector<float> two = dots.dot(body, 0, count);
+        const std::vector<float> six = dots.dot_in_order(body, count, order);
+        const int64_t of_panel = count * kPanelRows;
+        for (int64_t i = 0; i < static_cast<int64_t>(order.size()) * of_panel; ++i) {
+          const int64_t panel = order[static_cast<std::size_t>(i / of_panel)];
+          EXPECT_EQ(six[static_cast<std::size_t>(i)],
+                    two[static_cast<std::size_t>(panel * of_panel + i % of_panel)]);
+          ++judged;
+        }
+        if (testing::Test::HasFailure()) {
+          return;
+        }
+      }
+    }
+  }
+  EXPECT_GE(judged, 5 * 6 * 4 * kPanelRows);
+}
+
 // Sums of the first `tokens` tokens are within `relative` of the magnitudes, and `absolute`, of the
 // exact ones. Returns how many were judged.
 int64_t expect_near_exact(

@@ -93,31 +93,20 @@ class DotCase {
 
   /// [kNumPanels, count, 16] sums of tokens [first, first + count), one call.
   std::vector<float> dot(const Body& body, int64_t first, int64_t count) const {
-    // As expert_steps.cc sets a row aside.
-    const int64_t cols = device::round_up(shape_.cols, device::kPanel16StepCols) + 8;
-    const int64_t row_bytes = device::round_up(cols * body.operand_bytes, int64_t{64});
-    // What nobody writes is NaN, as in a workspace that another layer used.
-    std::vector<std::byte> rows(static_cast<std::size_t>(row_bytes * count), std::byte{0xFF});
-    for (int64_t t = 0; t < count; ++t) {
-      const OperandRow row{x_.data() + (first + t) * shape_.cols, DType::kF32, shape_.cols};
-      EXPECT_TRUE(body.load_operand(row, shape_, rows.data() + t * row_bytes).finite);
+    return dot_panels(body, first, count, panels_, kNumPanels);
+  }
+
+  /// [order, count, 16] sums of tokens [0, count), one call of the named panels one behind another.
+  std::vector<float> dot_in_order(const Body& body,
+                                  int64_t count,
+                                  const std::vector<int64_t>& order) const {
+    const int64_t bytes = device::panel16_panel_bytes(shape_);
+    std::vector<std::byte> panels;
+    for (const int64_t panel : order) {
+      panels.insert(
+          panels.end(), panels_.begin() + panel * bytes, panels_.begin() + (panel + 1) * bytes);
     }
-    std::vector<std::byte> operands(rows.size());
-    const int64_t pairs = device::panel16_num_steps(shape_) * device::kPanel16StepCols / 2;
-    // In batches, as where room is short.
-    for (int64_t t = 0; body.interleave != nullptr && t < count; t += 5) {
-      const int64_t num_rows = std::min(int64_t{5}, count - t);
-      body.interleave(
-          {rows.data() + t * row_bytes, row_bytes, num_rows, pairs, operands.data(), t, count});
-    }
-    std::vector<float> sums(static_cast<std::size_t>(kNumPanels * count * kPanelRows));
-    DotCall call{panels_.data(), kNumPanels, &shape_, operands.data(), count, sums.data()};
-    if (body.interleave == nullptr) {
-      call.operand = rows.data();
-      call.operand_row_bytes = row_bytes;
-    }
-    body.dot(call);
-    return sums;
+    return dot_panels(body, 0, count, panels, static_cast<int64_t>(order.size()));
   }
 
   /// What sums of a token are to be multiplied with.
@@ -145,6 +134,38 @@ class DotCase {
   }
 
  private:
+  std::vector<float> dot_panels(const Body& body,
+                                int64_t first,
+                                int64_t count,
+                                const std::vector<std::byte>& panels,
+                                int64_t num_panels) const {
+    // As expert_steps.cc sets a row aside.
+    const int64_t cols = device::round_up(shape_.cols, device::kPanel16StepCols) + 8;
+    const int64_t row_bytes = device::round_up(cols * body.operand_bytes, int64_t{64});
+    // What nobody writes is NaN, as in a workspace that another layer used.
+    std::vector<std::byte> rows(static_cast<std::size_t>(row_bytes * count), std::byte{0xFF});
+    for (int64_t t = 0; t < count; ++t) {
+      const OperandRow row{x_.data() + (first + t) * shape_.cols, DType::kF32, shape_.cols};
+      EXPECT_TRUE(body.load_operand(row, shape_, rows.data() + t * row_bytes).finite);
+    }
+    std::vector<std::byte> operands(rows.size());
+    const int64_t pairs = device::panel16_num_steps(shape_) * device::kPanel16StepCols / 2;
+    // In batches, as where room is short.
+    for (int64_t t = 0; body.interleave != nullptr && t < count; t += 5) {
+      const int64_t num_rows = std::min(int64_t{5}, count - t);
+      body.interleave(
+          {rows.data() + t * row_bytes, row_bytes, num_rows, pairs, operands.data(), t, count});
+    }
+    std::vector<float> sums(static_cast<std::size_t>(num_panels * count * kPanelRows));
+    DotCall call{panels.data(), num_panels, &shape_, operands.data(), count, sums.data()};
+    if (body.interleave == nullptr) {
+      call.operand = rows.data();
+      call.operand_row_bytes = row_bytes;
+    }
+    body.dot(call);
+    return sums;
+  }
+
   std::uint32_t draw(std::uint32_t count) { return static_cast<std::uint32_t>(random_() % count); }
 
   void fill_row(int64_t row) {
