@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "panels/body_loops.h"
 #include "panels/instructions_amx.h"
@@ -104,7 +105,7 @@ void zero_all_sums() {
   }
 }
 
-// A tile of weights on its way to its products.
+// A tile of weights whose products come in the next segment.
 struct Job {
   const std::byte* weights = nullptr;
   const std::byte* x = nullptr;  // the first token's operands of these columns
@@ -127,23 +128,28 @@ class PassSums {
     zero_all_sums<0, kPanels * kTiles>();
   }
 
-  /// The weights of a job and the last tile of its tokens.
-  [[gnu::always_inline]] void load(const Job& job) const {
-    load_tile<kLastTokens>(job.x + (kTiles - 1) * row_tile_, stride_);
-    load_tile<kWeights>(job.weights, kTileRowBytes);
+  /// A tile of weights, and the last tile of tokens.
+  [[gnu::always_inline]] void load(const std::byte* weights, const std::byte* x) const {
+    load_tile<kLastTokens>(x + (kTiles - 1) * row_tile_, stride_);
+    load_tile<kWeights>(weights, kTileRowBytes);
   }
 
   /// Their products, and those of the other tokens.
-  [[gnu::always_inline]] void add(const Job& job) const {
-    switch (job.panel_of_pass) {
-      case 0:
-        return add_all<0>(job);
-      case 1:
-        return add_all<1 % kPanels>(job);
-      case 2:
-        return add_all<2 % kPanels>(job);
-      default:
-        return add_all<3 % kPanels>(job);
+  template <int kPanel>
+  [[gnu::always_inline]] void add(const std::byte* x) const {
+    constexpr int kSums = kPanel * kTiles;
+    add_products<kSums + kTiles - 1, kLastTokens, kWeights>();
+    if constexpr (kTiles > 1) {
+      load_tile<kEvenTokens>(x, stride_);
+      add_products<kSums, kEvenTokens, kWeights>();
+    }
+    if constexpr (kTiles > 2) {
+      load_tile<kOddTokens>(x + row_tile_, stride_);
+      add_products<kSums + 1, kOddTokens, kWeights>();
+    }
+    if constexpr (kTiles > 3) {
+      load_tile<kEvenTokens>(x + 2 * row_tile_, stride_);
+      add_products<kSums + 2, kEvenTokens, kWeights>();
     }
   }
 
@@ -155,24 +161,6 @@ class PassSums {
   }
 
  private:
-  template <int kPanel>
-  [[gnu::always_inline]] void add_all(const Job& job) const {
-    constexpr int kSums = kPanel * kTiles;
-    add_products<kSums + kTiles - 1, kLastTokens, kWeights>();
-    if constexpr (kTiles > 1) {
-      load_tile<kEvenTokens>(job.x, stride_);
-      add_products<kSums, kEvenTokens, kWeights>();
-    }
-    if constexpr (kTiles > 2) {
-      load_tile<kOddTokens>(job.x + row_tile_, stride_);
-      add_products<kSums + 1, kOddTokens, kWeights>();
-    }
-    if constexpr (kTiles > 3) {
-      load_tile<kEvenTokens>(job.x + 2 * row_tile_, stride_);
-      add_products<kSums + 2, kEvenTokens, kWeights>();
-    }
-  }
-
   template <int kPanel>
   void store_panels(i64 num_panels) const {
     if (kPanel >= num_panels) {
@@ -456,6 +444,37 @@ class CodeTiles {
   __m512i most_ = _mm512_setzero_si512();
 };
 
+// Calls function with the panel of a pass as a constant: which tiles its sums are.
+template <int kPanels, typename Function>
+[[gnu::always_inline]] inline void with_panel(i64 panel, Function function) {
+  switch (panel) {
+    case 0:
+      return function(std::integral_constant<int, 0>{});
+    case 1:
+      return function(std::integral_constant<int, 1 % kPanels>{});
+    case 2:
+      return function(std::integral_constant<int, 2 % kPanels>{});
+    default:
+      return function(std::integral_constant<int, 3 % kPanels>{});
+  }
+}
+
+// How a call's panels are cut into segments of tiles.
+template <typename Tiles>
+PanelCut cut_panels(const DotCall& call, i64 panels_of_pass) {
+  const Panel16Shape& shape = *call.shape;
+  const i64 num_tiles = device::ceil_div(device::panel16_num_steps(shape), kTileSteps);
+  const bool wide = num_tiles >= 2 * kSegmentTiles;
+  const i64 wanted = wide ? kSegmentTiles : kShortSegmentTiles;
+  const i64 segment_tiles = Tiles::can_begin_at(shape, wanted) ? wanted : num_tiles;
+  return {call.num_panels,
+          wide ? panels_of_pass : 1,
+          device::panel16_panel_bytes(shape),
+          num_tiles,
+          segment_tiles,
+          Tiles::offset(shape, segment_tiles)};
+}
+
 // Returns a bit for each panel whose sums are to be computed otherwise. A function of its own for
 // every number of tiles, which scripts/check_instructions looks at.
 //
@@ -464,56 +483,62 @@ class CodeTiles {
 // in front of the stores of the tile that is decoded next.
 template <typename Tiles, int kTiles>
 [[gnu::noinline]] u64 dot_tiles(const DotCall& call, const TokenTiles& tokens) {
+  constexpr int kPanels = PassSums<kTiles>::kPanels;
   constexpr i64 kTilesAhead = 3;
   constexpr std::size_t kRingTiles = kTilesAhead + 1;
   alignas(64) std::byte ring[kRingTiles][kTileBytes];
+  const std::byte* decoded[kRingTiles] = {};
   Job jobs[kRingTiles];
   const auto slot = [](i64 tile) { return static_cast<std::size_t>(tile) % kRingTiles; };
-  const Panel16Shape& shape = *call.shape;
-  const i64 num_tiles = device::ceil_div(device::panel16_num_steps(shape), kTileSteps);
-  const bool wide = num_tiles >= 2 * kSegmentTiles;
-  const i64 wanted = wide ? kSegmentTiles : kShortSegmentTiles;
-  const i64 segment_tiles = Tiles::can_begin_at(shape, wanted) ? wanted : num_tiles;
-  const PanelCut cut{call.num_panels,
-                     wide ? PassSums<kTiles>::kPanels : 1,
-                     device::panel16_panel_bytes(shape),
-                     num_tiles,
-                     segment_tiles,
-                     Tiles::offset(shape, segment_tiles)};
+  const PanelCut cut = cut_panels<Tiles>(call, kPanels);
   PassSums<kTiles> sums(call, tokens);
-  SegmentWalk walk(cut);
-  AheadOfSegments ahead(call, cut);
-  Tiles weights(shape);
+  Tiles weights(*call.shape);
   u64 unfolded = 0;
   i64 tile = 0;
-  const auto multiply = [&](const Job& job) __attribute__((always_inline)) {
-    sums.add(job);
+  const auto multiply = [&](const Job& job) {
+    with_panel<kPanels>(job.panel_of_pass, [&](auto panel) { sums.template add<panel>(job.x); });
     if (job.panels_to_store != 0) {
       sums.store(job.panels_to_store);
     }
   };
-  for (; !walk.done(); walk.next(), ahead.next()) {
+  AheadOfSegments ahead(call, cut);
+  for (SegmentWalk walk(cut); !walk.done(); walk.next(), ahead.next()) {
     weights.begin_segment(call.panels + walk.offset(), walk.first_unit(), ahead.from(walk));
     const std::byte* x = call.operand + walk.first_unit() * kTileRowBytes;
-    for (const i64 end = tile + walk.units(); tile < end; ++tile) {
-      const i64 done = tile - kTilesAhead;
-      if (done >= 0) {
-        sums.load(jobs[slot(done)]);
+    const i64 first = tile;
+    const i64 end = first + walk.units();
+    // Beside the products of the segment before.
+    for (const i64 lead = std::min(end, first + kTilesAhead); tile < lead; ++tile) {
+      const Job& job = jobs[slot(tile - kTilesAhead)];
+      if (tile >= kTilesAhead) {
+        sums.load(job.weights, job.x);
       }
-      jobs[slot(tile)] = {weights.next(ring[slot(tile)]), x, walk.panel_of_pass(), 0};
-      x += kTileRowBytes;
-      if (done >= 0) {
-        multiply(jobs[slot(done)]);
+      decoded[slot(tile)] = weights.next(ring[slot(tile)]);
+      if (tile >= kTilesAhead) {
+        multiply(job);
       }
+    }
+    with_panel<kPanels>(
+        walk.panel_of_pass(), [&](auto panel) __attribute__((always_inline)) {
+          for (const std::byte* at = x; tile < end; ++tile, at += kTileRowBytes) {
+            sums.load(decoded[slot(tile - kTilesAhead)], at);
+            decoded[slot(tile)] = weights.next(ring[slot(tile)]);
+            sums.template add<panel>(at);
+          }
+        });
+    for (i64 left = std::max(first, end - kTilesAhead); left < end; ++left) {
+      jobs[slot(left)] = {
+          decoded[slot(left)], x + (left - first) * kTileRowBytes, walk.panel_of_pass(), 0};
+    }
+    if (walk.ends_pass()) {
+      jobs[slot(end - 1)].panels_to_store = walk.panel_of_pass() + 1;
     }
     unfolded |= static_cast<u64>(weights.end_segment()) << walk.panel();
-    if (walk.ends_pass()) {
-      jobs[slot(tile - 1)].panels_to_store = walk.panel_of_pass() + 1;
-    }
   }
-  for (i64 done = std::max<i64>(0, tile - kTilesAhead); done < tile; ++done) {
-    sums.load(jobs[slot(done)]);
-    multiply(jobs[slot(done)]);
+  for (i64 left = std::max<i64>(0, tile - kTilesAhead); left < tile; ++left) {
+    const Job& job = jobs[slot(left)];
+    sums.load(job.weights, job.x);
+    multiply(job);
   }
   return unfolded;
 }
