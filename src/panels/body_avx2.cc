@@ -461,8 +461,7 @@ void dot_digit_panel(const std::byte* panel,
   };
   for_each_run<RunForm::kElement, kTokens>(
       shape,
-      panel,
-      x,
+      panel_runs(shape, panel, x),
       open,
       [&](const RunPlace& at, auto constant, i64 steps) __attribute__((always_inline)) {
         constexpr int kSteps = decltype(constant)::value;

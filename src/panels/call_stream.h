@@ -25,41 +25,63 @@ struct Ahead {
   device::i64 near = 0;
 };
 
+/// A distance ahead, and what it is instead from where it leads to `end` or behind.
+struct Reach {
+  device::i64 distance = 0;
+  std::uintptr_t end = 0;
+  device::i64 behind = 0;
+
+  [[nodiscard]] device::i64 from(const std::byte* line) const {
+    const std::uintptr_t target =
+        reinterpret_cast<std::uintptr_t>(line) + static_cast<std::uintptr_t>(distance);
+    return target < end ? distance : behind;
+  }
+};
+
 /// The panels of one dot call, read in ascending order in blocks of `block_bytes`, and behind them
-/// those of the thread's next call. Distances are whole blocks, so that they hold for all lines of
-/// one block.
+/// those of the thread's next call; or a part of them, and behind it another. Distances are whole
+/// blocks, so that they hold for all lines of one block.
 class CallStream {
  public:
-  CallStream(const DotCall& call, device::i64 block_bytes)
-      : end_(reinterpret_cast<std::uintptr_t>(call.panels) +
-             static_cast<std::uintptr_t>(call.num_panels *
-                                         device::panel16_panel_bytes(*call.shape))),
-        next_(reinterpret_cast<std::uintptr_t>(call.next_panels)),
-        far_(whole_blocks(kFarBytes, block_bytes)),
-        near_(whole_blocks(kNearBytes, block_bytes)) {}
+  CallStream(const DotCall& call, device::i64 block_bytes) {
+    const std::byte* end =
+        call.panels + call.num_panels * device::panel16_panel_bytes(*call.shape);
+    // Behind the last call: the line itself, which costs nothing.
+    const auto reach = [&](device::i64 bytes) {
+      const device::i64 distance = device::round_up(bytes, block_bytes);
+      return Reach{
+          distance,
+          address(end),
+          call.next_panels == nullptr
+              ? 0
+              : distance + static_cast<device::i64>(address(call.next_panels) - address(end))};
+    };
+    far_ = reach(kFarBytes);
+    near_ = reach(kNearBytes);
+  }
+
+  /// `bytes` from `lines` on, where `ahead` leads to the parts that are read soon and next; zero
+  /// where nothing is.
+  CallStream(const Ahead& ahead,
+             const std::byte* lines,
+             device::i64 bytes,
+             device::i64 block_bytes) {
+    const device::i64 distance = device::round_up(kNearBytes, block_bytes);
+    far_ = {ahead.far, UINTPTR_MAX, ahead.far};
+    near_ = {distance, address(lines + bytes), ahead.near == 0 ? 0 : distance + ahead.near - bytes};
+  }
 
   [[nodiscard]] Ahead from(const std::byte* block) const {
-    return {distance(block, far_), distance(block, near_)};
+    return {far_.from(block), near_.from(block)};
   }
 
  private:
-  static device::i64 whole_blocks(device::i64 bytes, device::i64 block_bytes) {
-    return device::round_up(bytes, block_bytes);
+  static std::uintptr_t address(const std::byte* line) {
+    return reinterpret_cast<std::uintptr_t>(line);
   }
 
-  // Behind the last call: the line itself, which costs nothing.
-  [[nodiscard]] device::i64 distance(const std::byte* block, device::i64 wanted) const {
-    const std::uintptr_t target =
-        reinterpret_cast<std::uintptr_t>(block) + static_cast<std::uintptr_t>(wanted);
-    return target < end_ ? wanted
-           : next_ == 0  ? 0
-                         : wanted + static_cast<device::i64>(next_ - end_);
-  }
-
-  std::uintptr_t end_;
-  std::uintptr_t next_;
-  device::i64 far_;
-  device::i64 near_;
+  Reach far_;
+  Reach near_;
 };
 
 inline void prefetch(const std::byte* line, const Ahead& ahead) {

@@ -20,14 +20,28 @@ struct RunPlace {
   Ahead ahead;
 };
 
-/// Calls add(place, kSteps, steps) for each run of a panel, ascending, and ahead = open(line)
+/// Steps of a panel that are walked in one go,.
+struct RunSpan {
+  const std::byte* lines;  // of the first step's block, its scales in front
+  const std::byte* x;      // pieces of the first step, the tile's first token
+  device::i64 first_step;  // counted from the start of the first scale group
+  device::i64 num_steps;
+};
+
+/// A whole panel.
+inline RunSpan panel_runs(const device::Panel16Shape& shape,
+                          const std::byte* panel,
+                          const std::byte* x) {
+  return {panel, x, device::panel16_first_step(shape), device::panel16_num_steps(shape)};
+}
+
+/// Calls add(place, kSteps, steps) for each run of a span, ascending, and ahead = open(line)
 /// before each block. kSteps is a constant: `steps` of a whole group of the element's own columns,
 /// 0 otherwise. Whole blocks of one token have a body of their own, since one that asks every run
 /// what it is takes a fifth more instructions.
 template <device::Panel16Element kElement, int kTokens>
 [[gnu::always_inline]] inline void for_each_run(const device::Panel16Shape& shape,
-                                                const std::byte* panel,
-                                                const std::byte* x,
+                                                const RunSpan& span,
                                                 auto open,
                                                 auto add) {
   using device::i64;
@@ -36,11 +50,11 @@ template <device::Panel16Element kElement, int kTokens>
   constexpr std::integral_constant<i64, 0> kCut{};
   const i64 group_steps = device::panel16_group_cols(shape) / device::kPanel16StepCols;
   const i64 block_steps = device::kPanel16BlockGroups * group_steps;
-  i64 left = device::panel16_num_steps(shape);
-  i64 in_block = device::panel16_first_step(shape);
+  i64 left = span.num_steps;
+  i64 in_block = span.first_step;
   in_block = in_block < block_steps ? in_block : in_block % block_steps;
   bool at_scales = true;
-  RunPlace place{panel, nullptr, x, {}};
+  RunPlace place{span.lines, nullptr, span.x, {}};
   const auto enter = [&]() __attribute__((always_inline)) {
     place.ahead = open(place.lines);
     place.scales = place.lines;

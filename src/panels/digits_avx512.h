@@ -11,6 +11,7 @@
 #include "panels/digit_runs.h"
 #include "panels/instructions_avx512.h"
 #include "panels/operand_digits.h"
+#include "panels/panel_segments.h"
 
 namespace moekit::panels {
 inline namespace MOEKIT_ISA {
@@ -109,26 +110,69 @@ inline __m512i digit_weights() {
   return _mm512_load_si512(kTable.bytes);
 }
 
+/// Where operands are as long as this, panels of a call are walked side by side, so many columns of
+/// each in turn: a third of a first-level cache, which holds the lines that are asked for, too.
+constexpr i64 kLeastOperandBytesToCut = 16384;
+constexpr i64 kSegmentSteps = 64;
+constexpr i64 kPanelsOfPass = 8;
+
 /// Dot products of panels of kElement with a tile of kTokens tokens.
 template <Panel16Element kElement, int kTokens>
 class DigitTile {
  public:
   static void dot(const DotCall& call) {
     const Panel16Shape& shape = *call.shape;
-    const i64 panel_bytes = device::panel16_panel_bytes(shape);
-    const CallStream stream(call, (1 + device::panel16_steps_per_block(shape)) * kPanel16LineBytes);
+    const PanelCut cut = panel_cut(call);
+    if (cut.segments() > 1) {
+      return dot_segments(call, cut);
+    }
+    const CallStream stream(call, block_bytes(shape));
     for (i64 panel = 0; panel < call.num_panels; ++panel) {
-      dot_panel(shape,
-                stream,
-                call.panels + panel * panel_bytes,
-                call.operand,
-                call.sums + panel * kTokens * kPanelRows);
+      const std::byte* lines = call.panels + panel * cut.panel_bytes;
+      const RunSpan span = panel_runs(shape, lines, call.operand);
+      dot_span(shape, stream, span, false, call.sums + panel * kSums);
     }
   }
 
  private:
   // Their 24 sums fill the registers.
   static constexpr int kMostTogether = 8;
+  static constexpr i64 kSums = kTokens * kPanelRows;
+
+  static constexpr i64 block_bytes(const Panel16Shape& shape) {
+    return (1 + device::panel16_steps_per_block(shape)) * kPanel16LineBytes;
+  }
+
+  // Segments begin with a block's scales.
+  static PanelCut panel_cut(const DotCall& call) {
+    const Panel16Shape& shape = *call.shape;
+    const i64 steps = device::panel16_num_steps(shape);
+    const i64 block_steps = device::panel16_steps_per_block(shape);
+    const bool cut = steps * kDigitStepBytes * kTokens >= kLeastOperandBytesToCut &&
+                     call.num_panels > 1 && kSegmentSteps % block_steps == 0 &&
+                     device::panel16_first_step(shape) % block_steps == 0;
+    return {call.num_panels,
+            kPanelsOfPass,
+            device::panel16_panel_bytes(shape),
+            steps,
+            cut ? kSegmentSteps : steps,
+            kSegmentSteps / block_steps * block_bytes(shape)};
+  }
+
+  static void dot_segments(const DotCall& call, const PanelCut& cut) {
+    const Panel16Shape& shape = *call.shape;
+    AheadOfSegments ahead(call, cut);
+    for (SegmentWalk walk(cut); !walk.done(); walk.next(), ahead.next()) {
+      const i64 first = walk.first_unit();
+      const std::byte* lines = call.panels + walk.offset();
+      const i64 bytes = first + walk.units() < cut.units
+                            ? cut.segment_bytes
+                            : cut.panel_bytes - first / kSegmentSteps * cut.segment_bytes;
+      const CallStream stream(ahead.from(walk), lines, bytes, block_bytes(shape));
+      const RunSpan span{lines, call.operand + first * kDigitStepBytes * kTokens, 0, walk.units()};
+      dot_span(shape, stream, span, first > 0, call.sums + walk.panel() * kSums);
+    }
+  }
 
   template <int kCount>
   using Sums = __m512i[kCount][kNumDigits];
@@ -137,14 +181,17 @@ class DigitTile {
     return (piece * kTokens + token) * kDigitPieceBytes;
   }
 
-  static void dot_panel(const Panel16Shape& shape,
-                        const CallStream& stream,
-                        const std::byte* panel,
-                        const std::byte* x,
-                        float* sums) {
+  // Behind the first segment sums go on from what they are.
+  static void dot_span(const Panel16Shape& shape,
+                       const CallStream& stream,
+                       const RunSpan& span,
+                       bool goes_on,
+                       float* sums) {
     const __m512i table = digit_weights();
     __m512 total[kTokens];
-    repeat<kTokens>([&](auto t) __attribute__((always_inline)) { total[t] = _mm512_setzero_ps(); });
+    repeat<kTokens>([&](auto t) __attribute__((always_inline)) {
+      total[t] = goes_on ? _mm512_loadu_ps(sums + t * kPanelRows) : _mm512_setzero_ps();
+    });
     const auto open = [&](const std::byte* line) __attribute__((always_inline)) {
       const Ahead ahead = stream.from(line);
       // Not in a function of their own: g++ 12 takes one that only asks for memory for a pure one
@@ -155,8 +202,7 @@ class DigitTile {
     };
     for_each_run<kElement, kTokens>(
         shape,
-        panel,
-        x,
+        span,
         open,
         [&](const RunPlace& at, auto constant, i64 steps) __attribute__((always_inline)) {
           constexpr int kSteps = decltype(constant)::value;
