@@ -44,8 +44,7 @@ struct Reach {
 class CallStream {
  public:
   CallStream(const DotCall& call, device::i64 block_bytes) {
-    const std::byte* end =
-        call.panels + call.num_panels * device::panel16_panel_bytes(*call.shape);
+    const std::byte* end = call.panels + call.num_panels * device::panel16_panel_bytes(*call.shape);
     // Behind the last call: the line itself, which costs nothing.
     const auto reach = [&](device::i64 bytes) {
       const device::i64 distance = device::round_up(bytes, block_bytes);

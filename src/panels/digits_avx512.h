@@ -165,10 +165,7 @@ class DigitTile {
     for (SegmentWalk walk(cut); !walk.done(); walk.next(), ahead.next()) {
       const i64 first = walk.first_unit();
       const std::byte* lines = call.panels + walk.offset();
-      const i64 bytes = first + walk.units() < cut.units
-                            ? cut.segment_bytes
-                            : cut.panel_bytes - first / kSegmentSteps * cut.segment_bytes;
-      const CallStream stream(ahead.from(walk), lines, bytes, block_bytes(shape));
+      const CallStream stream(ahead.from(walk), lines, walk.bytes(), block_bytes(shape));
       const RunSpan span{lines, call.operand + first * kDigitStepBytes * kTokens, 0, walk.units()};
       dot_span(shape, stream, span, first > 0, call.sums + walk.panel() * kSums);
     }

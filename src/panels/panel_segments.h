@@ -69,6 +69,12 @@ class SegmentWalk {
   /// Within the call's panels.
   [[nodiscard]] device::i64 offset() const { return offset_; }
 
+  /// Of the segment.
+  [[nodiscard]] device::i64 bytes() const {
+    return segment_ + 1 < segments_ ? cut_->segment_bytes
+                                    : cut_->panel_bytes - segment_ * cut_->segment_bytes;
+  }
+
   [[nodiscard]] device::i64 first_unit() const { return segment_ * cut_->units_of_segment; }
 
   [[nodiscard]] device::i64 units() const {

@@ -106,6 +106,49 @@ TEST(PanelSegments, EveryLineIsReadOnceAndAskedForBefore) {
   }
 }
 
+// Bodies that ask block by block: near lines are those of the same segment, and behind its last
+// those of the next one's first.
+TEST(PanelSegments, BlocksAskForLinesOnceAndInTheOrderOfReading) {
+  constexpr i64 kBlock = 17 * kLine;
+  const PanelCut cut{8, 4, 48 * kBlock, 48, 4, 4 * kBlock};
+  const std::vector<std::byte> memory(static_cast<std::size_t>(cut.num_panels * cut.panel_bytes));
+  DotCall call;
+  call.panels = memory.data();
+  call.num_panels = cut.num_panels;
+  std::map<i64, i64> order;
+  std::map<i64, std::vector<i64>> asked_near;
+  std::map<i64, i64> asked_far;
+  AheadOfSegments ahead(call, cut);
+  for (SegmentWalk walk(cut); !walk.done(); walk.next(), ahead.next()) {
+    const std::byte* lines = call.panels + walk.offset();
+    const CallStream stream(ahead.from(walk), lines, walk.bytes(), kBlock);
+    for (i64 at = walk.offset(); at < walk.offset() + walk.bytes(); at += kBlock) {
+      const Ahead from = stream.from(call.panels + at);
+      const auto place = static_cast<i64>(order.size());
+      order.emplace(at, place);
+      if (from.near != 0) {
+        asked_near[at + from.near].push_back(place);
+      }
+      if (from.far != 0) {
+        ++asked_far[at + from.far];
+      }
+    }
+  }
+  ASSERT_EQ(order.size(), 8U * 48U);
+  constexpr i64 kBlocksAhead = 2;  // 2 KiB in whole blocks
+  for (const auto& [at, place] : order) {
+    if (place >= kBlocksAhead) {
+      EXPECT_EQ(asked_near[at], std::vector<i64>{place - kBlocksAhead}) << at;
+    }
+  }
+  constexpr std::size_t kFarBlocks = 16;  // four segments
+  EXPECT_EQ(asked_far.size(), order.size() - kFarBlocks);
+  for (const auto& [at, times] : asked_far) {
+    EXPECT_EQ(order.count(at), 1U);
+    EXPECT_EQ(times, 1) << at;
+  }
+}
+
 TEST(PanelSegments, PassesStoreTheirOwnPanels) {
   const PanelCut cut = cut_of(6, 4, 8, 2);
   std::vector<i64> ends;
