@@ -187,7 +187,8 @@ class DigitTile {
     const __m512i table = digit_weights();
     __m512 total[kTokens];
     repeat<kTokens>([&](auto t) __attribute__((always_inline)) {
-      total[t] = goes_on ? _mm512_loadu_ps(sums + t * kPanelRows) : _mm512_setzero_ps();
+      total[t] = goes_on ? _mm512_castsi512_ps(_mm512_loadu_si512(sums + t * kPanelRows))
+                         : _mm512_setzero_ps();
     });
     const auto open = [&](const std::byte* line) __attribute__((always_inline)) {
       const Ahead ahead = stream.from(line);
