@@ -264,13 +264,10 @@ Result<std::uint64_t> tensor_bytes(const GgufType& type, const std::vector<std::
                                 " blocks of ",
                                 type.block_elems));
   }
-  std::int64_t bytes = type.block_bytes;
-  bool overflow = __builtin_mul_overflow(bytes, row / type.block_elems, &bytes);
+  MOEKIT_RETURN_IF_ERROR(check_shape_limits(shape));
+  std::int64_t bytes = type.block_bytes * (row / type.block_elems);
   for (std::size_t axis = 0; axis + 1 < shape.size(); ++axis) {
-    overflow = overflow || __builtin_mul_overflow(bytes, shape[axis], &bytes);
-  }
-  if (overflow || !views_fit(shape)) {
-    return invalid_argument(cat("shape [", base::join(shape), "] has more than 2^63 bytes"));
+    bytes *= shape[axis];
   }
   return static_cast<std::uint64_t>(bytes);
 }

@@ -109,15 +109,10 @@ Result<const ContainerDType*> read_dtype(const json& fields) {
 
 /// Bytes of `shape`, or an error when the product leaves 63 bits or is no whole number of bytes.
 Result<std::uint64_t> shape_bytes(const std::vector<std::int64_t>& shape, int bits) {
-  std::int64_t elems = 1;
+  MOEKIT_RETURN_IF_ERROR(check_shape_limits(shape));
+  std::int64_t total_bits = bits;
   for (const std::int64_t extent : shape) {
-    if (__builtin_mul_overflow(elems, extent, &elems)) {
-      return invalid_argument(cat("shape [", base::join(shape), "] has more than 2^63 elements"));
-    }
-  }
-  std::int64_t total_bits = 0;
-  if (__builtin_mul_overflow(elems, std::int64_t{bits}, &total_bits) || !views_fit(shape)) {
-    return invalid_argument(cat("shape [", base::join(shape), "] has more than 2^63 bits"));
+    total_bits *= extent;
   }
   if (total_bits % 8 != 0) {
     return invalid_argument(
