@@ -147,9 +147,12 @@ inline constexpr std::size_t kWorkspaceAlignment = 256;
 /// Version of the JSON form; a plan of another schema is refused on reading.
 inline constexpr int kPlanSchema = 1;
 
+/// What make_plan decided, shared: cheap to copy. `*plan` and `plan->` read all of it.
 class Plan {
  public:
-  explicit Plan(PlanData content) : state_(std::make_shared<const PlanData>(std::move(content))) {}
+  /// Of what somebody decided; not null. For tools and tests: only make_plan's and from_json's
+  /// plans are known to hold together.
+  explicit Plan(std::shared_ptr<const PlanData> content) noexcept : state_(std::move(content)) {}
 
   [[nodiscard]] const PlanData& operator*() const noexcept { return *state_; }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -91,13 +92,14 @@ class [[nodiscard]] Result {
   using value_type = T;
 
   // NOLINTNEXTLINE(google-explicit-constructor)
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(T value) noexcept(std::is_nothrow_move_constructible_v<T>)
+      : state_(std::in_place_index<0>, std::move(value)) {}
 
   /// `status` must be an error; an ok Status becomes kInternal, so that a mistake is never silent.
-  Result(Status status)  // NOLINT(google-explicit-constructor)
+  /// The message is within what a string holds in itself.
+  Result(Status status) noexcept  // NOLINT(google-explicit-constructor)
       : state_(std::in_place_index<1>,
-               status.ok() ? Status(StatusCode::kInternal, "ok Status used as an error Result")
-                           : std::move(status)) {}
+               status.ok() ? Status(StatusCode::kInternal, "ok is no error") : std::move(status)) {}
 
   [[nodiscard]] bool has_value() const noexcept { return state_.index() == 0; }
 
@@ -125,9 +127,11 @@ class [[nodiscard]] Result {
   }
 
   /// The error; an ok Status when there is a value.
-  [[nodiscard]] Status status() const { return has_value() ? Status() : *std::get_if<1>(&state_); }
+  [[nodiscard]] Status status() const noexcept {
+    return has_value() ? Status() : *std::get_if<1>(&state_);
+  }
 
-  [[nodiscard]] Status error() const { return status(); }
+  [[nodiscard]] Status error() const noexcept { return status(); }
 
  private:
   std::variant<T, Status> state_;

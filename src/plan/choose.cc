@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <memory>
 
 #include "base/text.h"
 #include "plan/concurrency.h"
@@ -403,7 +404,7 @@ Result<Plan> choose(const Problem& problem,
     return internal_error(plan.aux_stream_overlap.reason);
   }
   note_conversions(plan);
-  return Plan(std::move(plan));
+  return Plan(std::make_shared<const PlanData>(std::move(plan)));
 }
 
 }  // namespace moekit::plan

@@ -3,6 +3,7 @@
 // The ladder with two made-up families, so that what is tested here is the choosing and not a
 // kernel.
 
+#include <memory>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -278,7 +279,7 @@ TEST(PlanJson, EveryFieldSurvives) {
   content.refused = {{"g", "reason"}};
   content.prepare = {PreparePolicy::kViewSource, 11, 12};
   content.notes = {"note"};
-  const Plan plan(content);
+  const Plan plan(std::make_shared<const PlanData>(content));
   const Result<Plan> back = read_plan_json(*plan.to_json(3));
   ASSERT_TRUE(back.has_value()) << back.status().to_string();
   EXPECT_TRUE(*back == plan);

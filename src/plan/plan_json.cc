@@ -5,6 +5,7 @@
 #include "plan/plan_json.h"
 
 #include <exception>
+#include <memory>
 #include <new>
 
 #include <nlohmann/json.hpp>
@@ -261,7 +262,7 @@ Result<Plan> read_plan_json(std::string_view json_text) {
     json.at("layout_id").get_to(plan.layout_id);
     plan.ladder = read_ladder(json.at("ladder"));
     read_tail(json, plan);
-    return Plan(std::move(plan));
+    return Plan(std::make_shared<const PlanData>(std::move(plan)));
   } catch (const std::bad_alloc&) {
     return base::host_memory_exhausted();  // not the text's fault
   } catch (const std::exception& error) {

@@ -4,6 +4,7 @@
 // with the host's token loop.
 
 #include <cstring>
+#include <memory>
 
 #include <gtest/gtest.h>
 
@@ -53,7 +54,7 @@ Plan routing_plan(std::int64_t chunk_tokens) {
   content.ladder = {rung};
   content.workspace = {{"topk_ids", 0, 256}, {"topk_weights", 256, 256}};
   content.workspace_bytes = 512;
-  return Plan(content);
+  return Plan(std::make_shared<const PlanData>(content));
 }
 
 class CudaRun : public testing::Test {

@@ -6,7 +6,9 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -294,10 +296,14 @@ TEST(Exhaustion, KernelImagesAndGpus) {
   judge("build_kernels", [&] { return build_kernels(for_cpus).status(); });
   judge("prune_kernels", [] { return prune_kernels("").status(); });
   judge("clear_kernels", [&] { return clear_kernels(nowhere).status(); });
+  const Runtime of_no_gpu = *Runtime::create({.num_threads = 1, .cuda_device = 4711});
+  const Plan for_cpu = *make_plan(small_problem(), host_cpu());
+  judge("prewarm", [&] { return prewarm(of_no_gpu, plan); });
+  judge("prewarm of a CPU's plan", StatusCode::kOk, [&] { return prewarm(runtime, for_cpu); });
   judge("upload", [&] { return upload(runtime, none).status(); });
   judge("time_on_device", [&] { return time_on_device(runtime, plan, {}, {}).status(); });
   EXPECT_EQ(list_kernels(folder.path())->images.size(), 1U);
-  EXPECT_EQ(judge.calls(), 5);
+  EXPECT_EQ(judge.calls(), 7);
   // Hashes every source of every kernel: 30 ms a call.
   const auto list = [&] { return list_kernels(folder.path()).status(); };
   EXPECT_GE(exhaust("list_kernels", StatusCode::kOk, list, 8), 100);
@@ -322,6 +328,28 @@ TEST(Exhaustion, AStatusIsMadeWithoutMemory) {
   EXPECT_FALSE(made.message().empty());
   EXPECT_EQ(in_context, full);
   EXPECT_EQ(text, "out_of_memory");
+}
+
+// Nothing of the API's own is left that could throw where a caller hands it what it made.
+TEST(Exhaustion, PlansAndResultsAreMadeOfWhatIsThere) {
+  static_assert(std::is_nothrow_constructible_v<Plan, std::shared_ptr<const PlanData>>);
+  static_assert(!std::is_constructible_v<Plan, PlanData>);
+  static_assert(std::is_nothrow_constructible_v<Result<Plan>, Plan>);
+  static_assert(std::is_nothrow_constructible_v<Result<Plan>, Status>);
+  const Plan plan = *make_plan(small_problem(), host_cpu());
+  const auto content = std::make_shared<const PlanData>(*plan);
+  const Status full = invalid_argument("a message that is longer than a string holds in itself");
+  HeapCount::allowed = 0;
+  const Plan made(content);
+  const Result<Plan> result(made);
+  const Result<Plan> error(full);
+  const Result<Plan> mistake{Status()};
+  const Status status = mistake.status();
+  HeapCount::allowed = kUnlimited;
+  EXPECT_EQ(made, plan);
+  EXPECT_EQ(*result, plan);
+  EXPECT_EQ(error.status(), full);
+  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory) << "no memory to say kInternal in";
 }
 
 TEST(Exhaustion, DevicesAreListedWithoutMemoryForTheirNames) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "moekit/kernels.h"
 
+#include <memory>
 #include <set>
 
 #include <gtest/gtest.h>
@@ -57,7 +58,7 @@ TEST(Prewarm, ACpuPlanNeedsNothingAndAGpuPlanNeedsADriver) {
   ASSERT_TRUE(runtime.has_value());
   PlanData content;
   content.device.arch = Arch::kCpu;
-  EXPECT_TRUE(prewarm(*runtime, Plan(content)).ok());
+  EXPECT_TRUE(prewarm(*runtime, Plan(std::make_shared<const PlanData>(content))).ok());
 }
 
 TEST(Prewarm, AnotherArchThanTheDevicesIsAnErrorNamingBoth) {
@@ -66,7 +67,7 @@ TEST(Prewarm, AnotherArchThanTheDevicesIsAnErrorNamingBoth) {
   ASSERT_TRUE(runtime.has_value());
   PlanData content;
   content.device.arch = Arch::kSm120a;
-  const Status status = (*runtime)->prewarm(Plan(content));
+  const Status status = (*runtime)->prewarm(Plan(std::make_shared<const PlanData>(content)));
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(status.message(), "the plan is for sm_120a, cuda:0 is sm_90a");
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "moekit/verify.h"
 
@@ -43,7 +44,7 @@ Plan spread_slices(const Plan& plan) {
     moved += kAlignment;
   }
   spread.workspace_bytes += moved;
-  return Plan(std::move(spread));
+  return Plan(std::make_shared<const PlanData>(std::move(spread)));
 }
 
 struct ByteRange {
