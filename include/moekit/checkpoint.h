@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Checkpoints as files: a .safetensors file or a Hugging Face folder, memory-mapped, and what a MoE
-// layer in it means. Nothing is trusted: every length, offset, dtype and shape is checked against
-// the file before use.
+// Checkpoints as files: a .safetensors or .gguf file or a Hugging Face folder, memory-mapped, and
+// what a MoE layer in it means. Nothing is trusted: every length, offset, dtype and shape is
+// checked against the file before use.
 
 #include <cstdint>
 #include <functional>
@@ -46,8 +46,8 @@ struct RouterTensors {
 /// What one MoE layer of a checkpoint is, with how each fact was found.
 struct CheckpointLayer {
   std::int64_t layer = 0;
-  std::string scheme;  // naming scheme: `modelopt_nvfp4`, `compressed_tensors_nvfp4`,
-                       // `gpt_oss_mxfp4`, `bf16`
+  std::string scheme;  // whose names and formats: `modelopt_nvfp4`, `gpt_oss_mxfp4`, `gguf_mxfp4`,
+                       // `bf16`, …; docs/checkpoints.md lists them
   std::string prefix;  // tensor prefix of the layer's experts
   Problem problem{};   // num_tokens 0; everything the files tell
   std::optional<Routing>
@@ -85,13 +85,14 @@ class Checkpoint {
 
   [[nodiscard]] const CheckpointSummary& summary() const noexcept;
   [[nodiscard]] const std::map<std::string, NamedTensor, std::less<>>& tensors() const noexcept;
+
+  /// Null where there is none of that name.
   [[nodiscard]] const NamedTensor* find(std::string_view name) const noexcept;
 
   /// Everything about one MoE layer.
   ///
   /// Errors  kInvalidArgument  no such MoE layer (the message lists them), missing tensors, shapes
-  /// that
-  ///                           do not fit the configuration, mixed formats among the routed
+  ///                           that do not fit the configuration, mixed formats among the routed
   ///                           experts, a reciprocal global of 0
   ///         kUnsupported      a quantisation moekit has no format for, naming the nearest
   [[nodiscard]] Result<CheckpointLayer> layer(std::int64_t layer) const noexcept;

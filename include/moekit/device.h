@@ -43,9 +43,9 @@ struct DeviceDescriptor {
 };
 
 /// Defaults of a device by name: `cpu` (this machine), `cpu:portable`, `cpu:avx2`, `cpu:avx512`,
-/// `cpu:amx`, or
-/// an arch such as `sm_90a`; unsuffixed names (`sm_90`) are aliases. Figures of a GPU may be
-/// replaced, `sm_120a:num_sms=94,smem_per_block_bytes=65536`, as a partitioned device has fewer.
+/// `cpu:amx`, or an arch such as `sm_90a`; unsuffixed names (`sm_90`) are aliases. Figures of a GPU
+/// may be replaced, `sm_120a:num_sms=94,smem_per_block_bytes=65536`, as a partitioned device has
+/// fewer.
 ///
 /// Errors  kInvalidArgument  an unknown name or figure, listing the known ones
 [[nodiscard]] Result<DeviceDescriptor> device_from_name(std::string_view name) noexcept;
@@ -54,7 +54,7 @@ struct DeviceDescriptor {
 /// available to the process, cache sizes.
 [[nodiscard]] DeviceDescriptor host_cpu() noexcept;
 
-/// The CPU, then each CUDA device.
+/// The CPU, then each CUDA device that the driver names; without a driver the CPU alone.
 [[nodiscard]] std::vector<DeviceDescriptor> list_devices() noexcept;
 
 }  // namespace moekit

@@ -47,14 +47,15 @@ struct ExpertsSource {
   std::vector<ExpertWeights> experts{};
 };
 
-/// An engine's fused tensors: w13 = gate_up [E, rows, K], w2 = down [E, H, I], contiguous over
-/// experts.
+/// An engine's fused tensors in host memory: w13 = gate_up [E, rows, K], w2 = down [E, H, I],
+/// without gaps. Bytes, order of codes and scales as WeightMatrix has them.
 struct FusedExperts {
   Format format = Format::kBf16;
   const void* gate_up_codes = nullptr;    // [E, num_gate_up_rows, code_row_bytes(hidden)]
   const void* gate_up_scales = nullptr;   // [E, num_gate_up_rows, ceil(hidden / group)]
   const void* down_codes = nullptr;       // [E, hidden, code_row_bytes(intermediate)]
-  const void* down_scales = nullptr;      // [E, hidden, ceil(intermediate / group)]
+  const void* down_scales = nullptr;      // [E, hidden, ceil((offset + intermediate) / group)],
+                                          // offset: problem.down_group_offset
   std::span<const float> gate_globals{};  // [E], empty: 1 (only for formats without a global)
   std::span<const float> up_globals{};    // [E]
   std::span<const float> down_globals{};  // [E]
@@ -75,9 +76,8 @@ struct FusedExperts {
 ///
 /// Errors  kInvalidArgument  interleaved rows of a format whose scales span rows
 ///         kInvalidArgument  null pointers, wrong span sizes, a missing global of a format that has
-/// one
-///                           (a default of 1 would inflate the layer), a bias the problem does not
-///                           name
+///                           one (a default of 1 would inflate the layer), a bias the problem does
+///                           not name
 [[nodiscard]] Result<ExpertsSource> split_fused(const Problem& problem,
                                                 const FusedExperts& fused) noexcept;
 
@@ -97,7 +97,7 @@ struct PrepareProgress {
 
 struct PrepareOptions {
   /// Where to pack; empty: the library allocates. Must be aligned to kPackedAlignment and hold
-  /// plan.prepare().packed_bytes.
+  /// plan->prepare.packed_bytes.
   std::span<std::byte> destination{};
   /// Called after each expert; returning false cancels with kFailedPrecondition, an exception ends
   /// the call with kInternal. The destination then holds part of the layer.
@@ -113,7 +113,9 @@ class PackedExperts {
  public:
   PackedExperts() noexcept = default;
 
+  /// Empty where nothing was prepared, as are bytes().
   [[nodiscard]] const std::string& layout_id() const noexcept;
+
   /// After upload, device memory: not to be read by the host.
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept;
 
@@ -134,9 +136,8 @@ class PackedExperts {
 /// destination.
 ///
 /// Errors  kInvalidArgument    shapes or a scale group offset that do not fit the plan's problem,
-///                             mixed formats, bad scales
-///                             (naming expert, projection, row and group), a bias missing or
-///                             unasked for
+///                             mixed formats, bad scales (naming expert, projection, row and
+///                             group), a bias missing or unasked for
 ///         kInvalidArgument    destination too small or misaligned, naming have and need
 ///         kFailedPrecondition cancelled by the progress callback
 ///         kOutOfMemory        the library could not allocate
@@ -168,6 +169,8 @@ enum class PackedFileCheck : std::uint8_t { kHeader, kHeaderAndBytes };
 
 /// Reads one expert back out of the packed layout, codes and scales without gaps: the inverse of
 /// prepare. The matrices view `storage`, which is filled.
+///
+/// Errors  kInvalidArgument  nothing prepared, memory of a device, no such expert
 [[nodiscard]] Result<ExpertWeights> unpack_expert(const PackedExperts& packed,
                                                   std::int64_t expert,
                                                   std::vector<std::byte>& storage) noexcept;

@@ -104,19 +104,21 @@ struct WeightMatrix {
 /// written with NaN scales there).
 ///
 /// Errors   kInvalidArgument  cols % 8 != 0, strides too small, null pointers, group_offset out of
-/// range
+///                            range
 ///          kInvalidArgument  NaN or negative block scale (0x80 counts as 0), E8M0 255, NaN,
-///          infinite or
-///                            negative global; the message names row and group
+///                            infinite or negative global; the message names row and group
 ///          kInvalidArgument  E8M0 253 or 254 where a product exceeds the largest BF16
+///          kInvalidArgument  fp8_block128: an E4M3 NaN element, a product beyond f32; int4: a
+///                            scale beyond f32 / 16, a zero point above 16
 /// Source   spec section 1
 [[nodiscard]] Status validate_weights(const WeightMatrix& matrix) noexcept;
 
-/// out[k] = element[row, k] * scale[row, group(k)] in f32; the global scale is not applied. Exact,
-/// but for fp8_block128, whose f32 scales have more digits than a product holds: rounded once.
+/// out[k] = element[row, k] * scale[row, group(k)] in f32; the global scale is not applied. Of int4
+/// the element is code - zero point. Exact, but for fp8_block128, whose f32 scales have more digits
+/// than a product holds: rounded once. Scales are not judged: see validate_weights.
 ///
 /// Shapes   out [cols]
-/// Errors   kInvalidArgument  row out of range or out.size() != cols
+/// Errors   kInvalidArgument  row out of range, out.size() != cols, extents, strides or pointers
 [[nodiscard]] Status decode_row(const WeightMatrix& matrix,
                                 std::int64_t row,
                                 std::span<float> out) noexcept;

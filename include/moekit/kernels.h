@@ -110,6 +110,8 @@ struct KernelListing {
 /// From now on, in the whole process, a kernel that is not loaded is kFailedPrecondition in run,
 /// with `reason` in the message, and never a compilation. prewarm stays allowed.
 void freeze_kernels(std::string_view reason) noexcept;
+
+/// Ends that, however often it was frozen.
 void unfreeze_kernels(std::string_view reason) noexcept;
 
 }  // namespace moekit

@@ -118,8 +118,8 @@ enum class PreparePolicy : std::uint8_t { kViewSource, kRepack };
 
 struct PrepareInfo {
   PreparePolicy policy = PreparePolicy::kRepack;
-  std::int64_t peak_extra_bytes = 0;
-  std::int64_t packed_bytes = 0;
+  std::int64_t peak_extra_bytes = 0;  // that prepare holds beyond source and destination, at most
+  std::int64_t packed_bytes = 0;      // of a layer's packed experts
   friend bool operator==(const PrepareInfo&, const PrepareInfo&) = default;
 };
 
@@ -165,11 +165,11 @@ class Plan {
   /// The rung that serves `num_tokens`; null beyond the capacity or below 0.
   [[nodiscard]] const Rung* rung(std::int64_t num_tokens) const noexcept;
 
-  /// For a person, the rung of `num_tokens` first.
+  /// For a person, the rung of `num_tokens` first; none where the plan does not serve that many.
   [[nodiscard]] Result<std::string> to_text(std::int64_t num_tokens) const noexcept;
 
-  /// `plan --json` of spec section 10; `family` and `steps` are of the rung that serves
-  /// `num_tokens`.
+  /// What `moekit plan --json` prints; `family` and `steps` are of the rung that serves
+  /// `num_tokens` and absent beyond the capacity.
   [[nodiscard]] Result<std::string> to_json(std::int64_t num_tokens) const noexcept;
 
   /// Reads to_json back; equal to the plan it came from. The text's problem, device and overrides
@@ -201,7 +201,7 @@ class Plan {
                                      const DeviceDescriptor& device,
                                      const PlanOverrides& overrides = {}) noexcept;
 
-/// plan.workspace_bytes() without the plan; monotone in problem.num_tokens where
+/// plan.workspace_bytes() of make_plan, with its errors; monotone in problem.num_tokens where
 /// max_workspace_bytes is 0. Under a budget it never exceeds the budget, and more tokens may leave
 /// a chunk, and with it the sum, a little smaller.
 [[nodiscard]] Result<std::int64_t> required_bytes(const Problem& problem,

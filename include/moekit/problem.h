@@ -25,10 +25,13 @@ enum class RowOrder : std::uint8_t {
   kInterleaved,  // g0 u0 g1 u1 ... (gpt-oss)
 };
 
-/// Order in which the routes of a token are summed.
-enum class CombineOrder : std::uint8_t { kSlot, kExpert };
+/// Order in which the routes of a token are summed in f32.
+enum class CombineOrder : std::uint8_t {
+  kSlot,    // of top-k; renumbering experts changes no bit
+  kExpert,  // ascending local ids; an expert named more than once: its slots ascending
+};
 
-/// Where routed_scaling stands.
+/// What routed_scaling multiplies, in f32: each router weight, or the sum before `shared` is added.
 enum class ScalingPlace : std::uint8_t { kWeights, kSum };
 
 /// An optional precomputed [num_tokens, hidden] tensor that is added before the one rounding.
@@ -47,8 +50,8 @@ struct Problem {
   std::int64_t num_tokens = 0;   // capacity: the plan serves every 0 <= M <= num_tokens
   std::int64_t num_experts = 0;  // experts whose weights live here
   std::int64_t top_k = 0;
-  std::int64_t hidden_size = 0;
-  std::int64_t intermediate_size = 0;
+  std::int64_t hidden_size = 0;        // H, a multiple of 8
+  std::int64_t intermediate_size = 0;  // I of this shard, a multiple of 8
   Recipe recipe = Recipe::kW16a16;
   Activation activation{};
   RowOrder row_order = RowOrder::kGateUp;
@@ -56,7 +59,7 @@ struct Problem {
   bool down_bias = false;
   float routed_scaling = 1.0F;
   ScalingPlace routed_scaling_place = ScalingPlace::kWeights;
-  bool router_weight_on_input = false;  // h = p * (x . w * G) + bias, step 4 uses weight 1
+  bool router_weight_on_input = false;  // h = p * (x . w * G) + bias, and the sum has weights 1
   DType io_dtype = DType::kBf16;        // of x and of the output: bf16, f16 or f32
   std::optional<DType> out_dtype{};     // of the output where it differs: a rank's partial sum
   SharedInput shared = SharedInput::kNone;
@@ -67,7 +70,7 @@ struct Problem {
   std::int64_t gate_up_row_offset = 0;  // rows of gate's and up's first scale block before it
   std::int64_t weight_group_size = 0;   // of a format that has several (int4); 0: its own
   std::optional<Routing> routing{};     // set: bind takes logits, the plan begins with a route step
-  std::int64_t max_workspace_bytes = 0;  // 0: unbounded; else large M is cut into token chunks
+  std::int64_t max_workspace_bytes = 0;  // 0: no limit; else large M is cut into token chunks
   bool allow_atomics = false;            // opt-in to an unordered combine
   bool batch_invariant = false;          // a token's row depends on that token alone
 

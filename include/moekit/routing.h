@@ -73,17 +73,18 @@ struct RouteArguments {
 /// Selects top_k experts per token, best first.
 ///
 /// Shapes    logits [num_tokens, num_experts], topk_ids and topk_weights [num_tokens, top_k]; host
-/// memory Numerics  f32; +infinity counts as the largest finite value, NaN as -infinity Order ties
-/// go to the lowest id; fewer than top_k finite logits: remaining slots id -1, weight 0 Errors
-/// kInvalidArgument  shapes, dtypes, missing bias, ranges of validate_routing Effects   no
-/// allocation
+///           memory
+/// Numerics  f32; +infinity counts as the largest finite value, NaN as -infinity
+/// Order     ties go to the lowest id; fewer than top_k finite logits: remaining slots id -1,
+///           weight 0
+/// Errors    kInvalidArgument  shapes, dtypes, missing bias, ranges of validate_routing
+/// Effects   no allocation
 [[nodiscard]] Status route(const Routing& routing, const RouteArguments& arguments) noexcept;
 
 /// logits = x . weight^T (+ bias) in f32, for callers whose router is a plain linear layer.
 ///
 /// Shapes    x [num_tokens, hidden] bf16, f16 or f32; weight [num_experts, hidden] bf16, f16 or
-/// f32;
-///           bias null or f32 [num_experts]; logits [num_tokens, num_experts] f32
+///           f32; bias null or f32 [num_experts]; logits [num_tokens, num_experts] f32; host memory
 /// Numerics  exact f64 products of the widened operands, f64 accumulation, one rounding to f32
 /// Errors    kInvalidArgument  shapes or dtypes
 [[nodiscard]] Status router_logits(const TensorView& x,

@@ -31,8 +31,13 @@ struct RuntimeOptions {
       log{};  // one line per event, key=value; none by default
 };
 
+/// Threads, and where CUDA plans are run the GPU's context and kernels. Cheap to copy: copies share
+/// them. One serves any number of plans and layers.
 class Runtime {
  public:
+  /// Errors  kInvalidArgument  num_threads below 0 or beyond what a pool has
+  ///         kOutOfMemory      threads that cannot be started
+  /// Effects touches no driver: the first call for a CUDA plan does
   [[nodiscard]] static Result<Runtime> create(const RuntimeOptions& options = {}) noexcept;
 
   [[nodiscard]] int num_threads() const noexcept;
@@ -48,7 +53,8 @@ class Runtime {
 };
 
 /// The tensors of one call: host memory for a CPU plan, memory of the runtime's GPU for a CUDA
-/// plan. Row strides are free, the last stride is 1.
+/// plan. Row strides are free, the last stride is 1, data is aligned to its elements. What the
+/// problem does not ask for stays empty: bind refuses it.
 struct RunArguments {
   TensorView x;                // [num_tokens, hidden] of problem.io_dtype
   TensorView topk_ids{};       // [num_tokens, top_k] i32 or i64; unused with problem.routing
@@ -60,7 +66,7 @@ struct RunArguments {
   const std::int32_t* expert_map =
       nullptr;              // [router_experts] with problem.expert_map: local id or -1
   TensorView shared{};      // [num_tokens, hidden] where problem.shared asks for it
-  MutableTensorView out{};  // [num_tokens, hidden] of problem.io_dtype; must not overlap an input
+  MutableTensorView out{};  // [num_tokens, hidden] of output_dtype(problem); overlaps no input
 };
 
 /// A plan joined to weights, workspace and tensors: views only, held by value, so that bind
@@ -99,11 +105,14 @@ class Binding {
 /// Checks every tensor against the plan and makes views. num_tokens = x.shape[0] picks the rung.
 ///
 /// Errors  kInvalidArgument  a shape, dtype, stride, alignment or null pointer that does not fit; M
-/// over
-///                           capacity; workspace too small or misaligned (have and need); out
-///                           overlapping an input; an expert map with duplicate or out-of-range
-///                           locals; another layout_id than the plan's (naming both)
-///         kInvalidArgument  CUDA: a pointer that is not memory of the runtime's GPU
+///                           over capacity; workspace too small or misaligned (have and need); out
+///                           or workspace overlapping an input; an expert map with duplicate or
+///                           out-of-range locals; another layout_id than the plan's (naming both);
+///                           experts without the input scales that the recipe needs
+///         kInvalidArgument  CUDA: a pointer that is not memory of the runtime's GPU; experts not
+///                           uploaded; a plan for another arch
+///         kUnsupported      a plan for an instruction set that this machine lacks; a step that is
+///                           planned only; no driver or no such GPU
 /// Effects touches no tensor content except a CPU plan's expert_map; no allocation, no stream. On a
 ///         GPU a map's content is not looked at: entries outside the locals are inactive
 /// Call it qualified, `moekit::bind(...)`: std::span arguments make an unqualified call find

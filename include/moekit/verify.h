@@ -55,7 +55,8 @@ struct VerifyReport {
 };
 
 /// Runs the oracle on what `run` just computed. `workspace` is the buffer bound to that run,
-/// unchanged since.
+/// unchanged since; it and the tensors are host memory (run_host_tensors brings a GPU's back). A
+/// bound that is violated is no error: the report says `passed` false.
 ///
 /// Errors  kInvalidArgument  arguments that bind would refuse
 [[nodiscard]] Result<VerifyReport> verify_call(const Plan& plan,
