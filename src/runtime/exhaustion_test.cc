@@ -250,6 +250,16 @@ TEST(Exhaustion, WeightsShardsAndRouting) {
   arguments.topk_weights = matrix_view(weights.data(), DType::kF32, 2, 2);
   RouteArguments bad = arguments;
   bad.logits.shape[1] = 7;
+  const std::vector<std::byte> zeros(std::size_t{4} * 80 * 24);
+  const std::vector<float> globals(4, 1.0F);
+  FusedExperts fused;
+  fused.format = Format::kNvfp4;
+  fused.gate_up_codes = fused.gate_up_scales = zeros.data();
+  fused.down_codes = fused.down_scales = zeros.data();
+  fused.gate_globals = fused.up_globals = fused.down_globals = globals;
+  const std::vector<float> ones(64, 1.0F);
+  std::vector<float> routed(8);
+  std::vector<float> row_of_matrix(48);
 
   Judge judge;
   judge("validate_weights", [&] { return validate_weights(odd); });
@@ -257,6 +267,25 @@ TEST(Exhaustion, WeightsShardsAndRouting) {
   judge("encode_weights", [&] {
     EncodedWeights encoded{bytes, {}, 1.0F};
     return encode_weights(Format::kNvfp4, values, 1, encoded);
+  });
+  judge("decode_row of a matrix", StatusCode::kOk, [&] {
+    return decode_row(layer.source.experts[0].up, 0, row_of_matrix);
+  });
+  judge("encode_weights of numbers", StatusCode::kOk, [&] {
+    EncodedWeights encoded{bytes, std::span(bytes).subspan(32), 1.0F};
+    encoded.codes = encoded.codes.first(32);
+    encoded.scales = encoded.scales.first(4);
+    return encode_weights(Format::kNvfp4, ones, 1, encoded);
+  });
+  judge("split_fused of tensors", StatusCode::kOk, [&] {
+    return split_fused(problem, fused).status();
+  });
+  judge("router_logits of tensors", StatusCode::kOk, [&] {
+    const float* const at = logits.data();
+    return router_logits(matrix_view(at, DType::kF32, 2, 4),
+                         matrix_view(at, DType::kF32, 4, 4),
+                         nullptr,
+                         matrix_view(routed.data(), DType::kF32, 2, 4));
   });
   judge("split_fused", [&] { return split_fused(problem, {}).status(); });
   judge("shard_source", [&] { return shard_source(problem, half, layer.source).status(); });
@@ -267,8 +296,8 @@ TEST(Exhaustion, WeightsShardsAndRouting) {
   judge("route", [&] { return route(routing, arguments); });
   judge("route refused", [&] { return route(routing, bad); });
   judge("router_logits", [&] { return router_logits({}, {}, nullptr, {}); });
-  EXPECT_EQ(judge.calls(), 12);
-  EXPECT_GE(judge.allocations(), 12);
+  EXPECT_EQ(judge.calls(), 16);
+  EXPECT_GE(judge.allocations(), 16);
 }
 
 TEST(Exhaustion, KernelImagesAndGpus) {
