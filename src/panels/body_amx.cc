@@ -206,23 +206,27 @@ class Bf16Tiles {
 
   [[nodiscard]] bool end_segment() const { return false; }
 
-  const std::byte* next(std::byte* room) {
-    const i64 bytes = std::min(left_, kTileBytes);
-    for (i64 at = 0; at < bytes; at += kPanel16LineBytes) {
-      prefetch(lines_ + at, ahead_);
+  [[gnu::always_inline]] const std::byte* next(std::byte* room) {
+    if (left_ < kTileBytes) {
+      return rest(room);
     }
     const std::byte* tile = lines_;
-    if (bytes < kTileBytes) {
-      std::memset(room, 0, kTileBytes);
-      std::memcpy(room, lines_, static_cast<std::size_t>(bytes));
-      tile = room;
+    for (i64 at = 0; at < kTileBytes; at += kPanel16LineBytes) {
+      prefetch(tile + at, ahead_);
     }
-    lines_ += bytes;
-    left_ -= bytes;
+    lines_ += kTileBytes;
+    left_ -= kTileBytes;
     return tile;
   }
 
  private:
+  // The last tile of a panel, behind which nothing is read.
+  [[nodiscard]] const std::byte* rest(std::byte* room) const {
+    std::memset(room, 0, kTileBytes);
+    std::memcpy(room, lines_, static_cast<std::size_t>(left_));
+    return room;
+  }
+
   i64 panel_bytes_;
   const std::byte* lines_ = nullptr;
   i64 left_ = 0;  // of this panel
