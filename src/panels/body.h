@@ -147,8 +147,10 @@ struct Body {
   const Body* wide_scales = nullptr;
   /// The body of 4-bit codes; null: this one.
   const Body* codes = nullptr;
-  /// What reading and decoding a panel costs, in tokens' dot products.
+  /// What decoding a panel costs, in tokens' dot products, and what a panel costs at least, since
+  /// it has to be read.
   std::int64_t panel_cost = 2;
+  std::int64_t least_panel_cost = 0;
 };
 
 /// Room for an operand element in every body's tiles: plans do not know which of two bodies of one

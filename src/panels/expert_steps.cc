@@ -77,7 +77,7 @@ class ExpertShares {
                std::int64_t panels,
                std::int64_t worker,
                std::int64_t workers)
-      : panels_(panels), base_cost_(body.panel_cost) {
+      : panels_(panels), base_cost_(body.panel_cost), least_cost_(body.least_panel_cost) {
     std::int64_t total = 0;
     for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
       total += panels * panel_cost(routes.offsets[expert + 1] - routes.offsets[expert]);
@@ -98,7 +98,7 @@ class ExpertShares {
 
  private:
   [[nodiscard]] std::int64_t panel_cost(std::int64_t num_tokens) const {
-    return num_tokens == 0 ? 0 : num_tokens + base_cost_;
+    return num_tokens == 0 ? 0 : std::max(num_tokens + base_cost_, least_cost_);
   }
 
   // Panels belong to the worker in whose part of the line they begin.
@@ -108,6 +108,7 @@ class ExpertShares {
 
   std::int64_t panels_;
   std::int64_t base_cost_;
+  std::int64_t least_cost_;
   std::int64_t position_ = 0;
   Share line_;
 };
