@@ -111,6 +111,7 @@ class AheadOfSegments {
  public:
   AheadOfSegments(const DotCall& call, const PanelCut& cut)
       : next_(call.next_panels == nullptr ? 0 : address(call.next_panels) - address(call.panels)),
+        whole_panels_(cut.segments() == 1 && cut.panel_bytes > kFarBytes),
         near_(cut),
         far_(cut) {
     const device::i64 bytes = cut.segments() > 1 ? cut.segment_bytes : cut.panel_bytes;
@@ -125,6 +126,9 @@ class AheadOfSegments {
 
   /// Distances from the lines of the segment at hand.
   [[nodiscard]] Ahead from(const SegmentWalk& here) const {
+    if (whole_panels_) {
+      return {kFarBytes, kNearBytes};
+    }
     return {distance(here, far_), distance(here, near_)};
   }
 
@@ -146,6 +150,9 @@ class AheadOfSegments {
   }
 
   device::i64 next_;  // from this call's panels to the next call's; 0: none
+  // Long panels that cannot be cut, such as those of a shard that begins inside a block: segments
+  // further on would be too far.
+  bool whole_panels_;
   SegmentWalk near_;
   SegmentWalk far_;
 };

@@ -164,6 +164,17 @@ TEST(PanelSegments, PassesStoreTheirOwnPanels) {
                                       0, 1, 2, 3, 4, 5, 4, 5, 4, 5, 4, 5}));
 }
 
+TEST(PanelSegments, LongPanelsInOnePieceAreAskedForAlongTheirLines) {
+  const PanelCut cut = cut_of(4, 4, 800, 800);
+  const std::vector<std::byte> memory(std::size_t{4} * 800 * kLine);
+  const std::vector<Line> lines = follow(cut, 1, 0, memory.data());
+  ASSERT_EQ(lines.size(), 3200U);
+  for (const Line& line : lines) {
+    EXPECT_EQ(line.far, line.at + kFarBytes / kLine);
+    EXPECT_EQ(line.near, line.at + kNearBytes / kLine);
+  }
+}
+
 TEST(PanelSegments, BehindTheLastCallALineAsksForItself) {
   const PanelCut cut = cut_of(2, 2, 16, 16);
   const std::vector<std::byte> memory(std::size_t{2} * 16 * kLine);
