@@ -103,6 +103,60 @@ TEST(Bodies, PanelsOfACallAreSummedAsIfAlone) {
   EXPECT_GE(judged, 5 * 6 * 4 * kPanelRows);
 }
 
+// Few tokens, whose operands are long only where rows are, in groups of any length: with the sums
+// of calls of one panel, which are read in one go. More panels than one pass takes, and runs that
+// have a rest or are wide.
+TEST(Bodies, PanelsOfLongRowsOfFewTokensAreSummedAsIfAlone) {
+  struct Case {
+    Panel16Shape shape;
+    int64_t tokens;
+    int binades;
+  };
+
+  constexpr Case kCases[] = {
+      {{Panel16Element::kNvfp4, kPanelRows * kNumPanels, 4124, 1, 4, 0}, 1, 14},
+      {{Panel16Element::kMxfp4, kPanelRows * kNumPanels, 4624, 1, 0, 0}, 1, 14},
+      {{Panel16Element::kMxfp4, kPanelRows * kNumPanels, 4400, 1, 16, 0}, 1, 14},
+      {{Panel16Element::kNvfp4, kPanelRows * kNumPanels, 2064, 1, 0, 0}, 2, 40},
+      {{Panel16Element::kMxfp4, kPanelRows * kNumPanels, 1376, 1, 0, 0}, 3, 40},
+      {{Panel16Element::kMxfp4, kPanelRows * kNumPanels, 1160, 1, 0, 64}, 4, 14},
+      {{Panel16Element::kNvfp4, kPanelRows * kNumPanels, 1160, 1, 0, 128}, 4, 14},
+      {{Panel16Element::kMxfp4, kPanelRows * kNumPanels, 1160, 1, 0, 256}, 4, 14},
+  };
+  const std::vector<int64_t> order = {0, 1, 1, 0, 1, 0, 0, 0, 1, 0, 1};
+  int64_t judged = 0;
+  for (const auto& [name, chosen] : bodies_under_test()) {
+    for (const auto& [shape, tokens, binades] : kCases) {
+      const Body& body = body_of(*chosen, shape.element);
+      SCOPED_TRACE(name + " cols " + std::to_string(shape.cols) + " groups of " +
+                   std::to_string(device::panel16_group_cols(shape)));
+      DotCase dots(shape, tokens);
+      dots.raise_columns(binades);
+      const std::vector<float> alone[] = {dots.dot_in_order(body, tokens, {0}),
+                                          dots.dot_in_order(body, tokens, {1})};
+      const std::vector<float> sums = dots.dot_in_order(body, tokens, order);
+      const int64_t of_panel = tokens * kPanelRows;
+      for (int64_t i = 0; i < static_cast<int64_t>(order.size()) * of_panel; ++i) {
+        const auto panel = static_cast<std::size_t>(order[static_cast<std::size_t>(i / of_panel)]);
+        EXPECT_EQ(sums[static_cast<std::size_t>(i)],
+                  alone[panel][static_cast<std::size_t>(i % of_panel)]);
+        ++judged;
+      }
+      for (int64_t i = 0; i < kNumPanels * of_panel; ++i) {
+        const auto [sum, magnitude] =
+            dots.expected(i / of_panel * kPanelRows + i % kPanelRows, i / kPanelRows % tokens);
+        const auto have = static_cast<double>(
+            alone[static_cast<std::size_t>(i / of_panel)][static_cast<std::size_t>(i % of_panel)]);
+        EXPECT_NEAR(have, sum, 0x1p-23 * magnitude * std::sqrt(2.0 * 4624));
+      }
+      if (testing::Test::HasFailure()) {
+        return;
+      }
+    }
+  }
+  EXPECT_GE(judged, 20 * 11 * kPanelRows);
+}
+
 // Sums of the first `tokens` tokens are within `relative` of the magnitudes, and `absolute`, of the
 // exact ones. Returns how many were judged.
 int64_t expect_near_exact(

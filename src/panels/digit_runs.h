@@ -20,7 +20,7 @@ struct RunPlace {
   Ahead ahead;
 };
 
-/// Steps of a panel that are walked in one go,.
+/// Steps of a panel that are walked in one go.
 struct RunSpan {
   const std::byte* lines;  // of the first step's block, its scales in front
   const std::byte* x;      // pieces of the first step, the tile's first token

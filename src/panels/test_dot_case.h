@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -156,7 +157,8 @@ class DotCase {
       body.interleave(
           {rows.data() + t * row_bytes, row_bytes, num_rows, pairs, operands.data(), t, count});
     }
-    std::vector<float> sums(static_cast<std::size_t>(num_panels * count * kPanelRows));
+    std::vector<float> sums(static_cast<std::size_t>(num_panels * count * kPanelRows),
+                            std::numeric_limits<float>::quiet_NaN());
     DotCall call{panels.data(), num_panels, &shape_, operands.data(), count, sums.data()};
     if (body.interleave == nullptr) {
       call.operand = rows.data();
