@@ -8,6 +8,7 @@
 #include "device/numerics/bf16.h"
 #include "formats/packing_panel16.h"
 #include "panels/combine.h"
+#include "panels/expert_shares.h"
 #include "panels/routes.h"
 #include "recipes/activation_params.h"
 
@@ -57,61 +58,6 @@ std::int64_t operand_row_bytes(std::int64_t cols, Recipe recipe) {
   const std::int64_t groups = scaled ? device::ceil_div(cols, kOperandGroupCols) : 0;
   return operand_bytes(cols) + device::round_up(groups * 4, kLineBytes);
 }
-
-// A contiguous share of [0, count).
-struct Share {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
-
-Share share_of(std::int64_t count, std::int64_t worker, std::int64_t num_workers) {
-  return {count * worker / num_workers, count * (worker + 1) / num_workers};
-}
-
-// What a worker owns of every expert: panels laid end to end, each expert's weighted with what a
-// panel costs, and the line cut into equal parts.
-class ExpertShares {
- public:
-  ExpertShares(const Routes& routes,
-               const Body& body,
-               std::int64_t panels,
-               std::int64_t worker,
-               std::int64_t workers)
-      : panels_(panels), base_cost_(body.panel_cost), least_cost_(body.least_panel_cost) {
-    std::int64_t total = 0;
-    for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
-      total += panels * panel_cost(routes.offsets[expert + 1] - routes.offsets[expert]);
-    }
-    line_ = share_of(total, worker, workers);
-  }
-
-  /// Call for each expert in ascending order.
-  Share next(std::int64_t num_tokens) {
-    const std::int64_t cost = panel_cost(num_tokens);
-    if (cost == 0) {
-      return {};
-    }
-    const Share share{first_panel_at(line_.begin, cost), first_panel_at(line_.end, cost)};
-    position_ += panels_ * cost;
-    return share;
-  }
-
- private:
-  [[nodiscard]] std::int64_t panel_cost(std::int64_t num_tokens) const {
-    return num_tokens == 0 ? 0 : std::max(num_tokens + base_cost_, least_cost_);
-  }
-
-  // Panels belong to the worker in whose part of the line they begin.
-  [[nodiscard]] std::int64_t first_panel_at(std::int64_t mark, std::int64_t cost) const {
-    return std::clamp<std::int64_t>((mark - position_ + cost - 1) / cost, 0, panels_);
-  }
-
-  std::int64_t panels_;
-  std::int64_t base_cost_;
-  std::int64_t least_cost_;
-  std::int64_t position_ = 0;
-  Share line_;
-};
 
 // Neighbouring panels of one expert that a worker reads in one go, and what it reads then.
 struct PanelRun {
