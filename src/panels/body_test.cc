@@ -100,7 +100,7 @@ TEST(Bodies, PanelsOfACallAreSummedAsIfAlone) {
       }
     }
   }
-  EXPECT_GE(judged, 5 * 6 * 4 * kPanelRows);
+  EXPECT_GE(judged, kPanelRows * 5 * 6 * 4);
 }
 
 // Few tokens, whose operands are long only where rows are, in groups of any length: with the sums
@@ -154,7 +154,7 @@ TEST(Bodies, PanelsOfLongRowsOfFewTokensAreSummedAsIfAlone) {
       }
     }
   }
-  EXPECT_GE(judged, 20 * 11 * kPanelRows);
+  EXPECT_GE(judged, kPanelRows * 20 * 11);
 }
 
 // Sums of the first `tokens` tokens are within `relative` of the magnitudes, and `absolute`, of the
