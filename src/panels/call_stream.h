@@ -25,6 +25,11 @@ struct Ahead {
   device::i64 near = 0;
 };
 
+/// Lines of different panels are compared and subtracted as numbers.
+inline std::uintptr_t address(const std::byte* line) {
+  return reinterpret_cast<std::uintptr_t>(line);
+}
+
 /// A distance ahead, and what it is instead from where it leads to `end` or behind.
 struct Reach {
   device::i64 distance = 0;
@@ -32,8 +37,7 @@ struct Reach {
   device::i64 behind = 0;
 
   [[nodiscard]] device::i64 from(const std::byte* line) const {
-    const std::uintptr_t target =
-        reinterpret_cast<std::uintptr_t>(line) + static_cast<std::uintptr_t>(distance);
+    const std::uintptr_t target = address(line) + static_cast<std::uintptr_t>(distance);
     return target < end ? distance : behind;
   }
 };
@@ -75,10 +79,6 @@ class CallStream {
   }
 
  private:
-  static std::uintptr_t address(const std::byte* line) {
-    return reinterpret_cast<std::uintptr_t>(line);
-  }
-
   Reach far_;
   Reach near_;
 };

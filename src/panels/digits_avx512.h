@@ -126,7 +126,7 @@ class DigitTile {
     if (cut.segments() > 1) {
       return dot_segments(call, cut);
     }
-    const CallStream stream(call, block_bytes(shape));
+    const CallStream stream(call, stream_block_bytes(shape));
     for (i64 panel = 0; panel < call.num_panels; ++panel) {
       const std::byte* lines = call.panels + panel * cut.panel_bytes;
       const RunSpan span = panel_runs(shape, lines, call.operand);
@@ -138,10 +138,6 @@ class DigitTile {
   // Their 24 sums fill the registers.
   static constexpr int kMostTogether = 8;
   static constexpr i64 kSums = kTokens * kPanelRows;
-
-  static constexpr i64 block_bytes(const Panel16Shape& shape) {
-    return (1 + device::panel16_steps_per_block(shape)) * kPanel16LineBytes;
-  }
 
   // Segments begin with a block's scales.
   static PanelCut panel_cut(const DotCall& call) {
@@ -156,7 +152,7 @@ class DigitTile {
             device::panel16_panel_bytes(shape),
             steps,
             cut ? kSegmentSteps : steps,
-            kSegmentSteps / block_steps * block_bytes(shape)};
+            kSegmentSteps / block_steps * stream_block_bytes(shape)};
   }
 
   static void dot_segments(const DotCall& call, const PanelCut& cut) {
@@ -165,7 +161,7 @@ class DigitTile {
     for (SegmentWalk walk(cut); !walk.done(); walk.next(), ahead.next()) {
       const i64 first = walk.first_unit();
       const std::byte* lines = call.panels + walk.offset();
-      const CallStream stream(ahead.from(walk), lines, walk.bytes(), block_bytes(shape));
+      const CallStream stream(ahead.from(walk), lines, walk.bytes(), stream_block_bytes(shape));
       const RunSpan span{lines, call.operand + first * kDigitStepBytes * kTokens, 0, walk.units()};
       dot_span(shape, stream, span, first > 0, call.sums + walk.panel() * kSums);
     }

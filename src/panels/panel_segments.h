@@ -110,7 +110,9 @@ class SegmentWalk {
 class AheadOfSegments {
  public:
   AheadOfSegments(const DotCall& call, const PanelCut& cut)
-      : next_(call.next_panels == nullptr ? 0 : address(call.next_panels) - address(call.panels)),
+      : next_(call.next_panels == nullptr
+                  ? 0
+                  : static_cast<device::i64>(address(call.next_panels) - address(call.panels))),
         whole_panels_(cut.segments() == 1 && cut.panel_bytes > kFarBytes),
         near_(cut),
         far_(cut) {
@@ -133,10 +135,6 @@ class AheadOfSegments {
   }
 
  private:
-  static device::i64 address(const std::byte* panels) {
-    return static_cast<device::i64>(reinterpret_cast<std::uintptr_t>(panels));
-  }
-
   static void step(SegmentWalk& walk, device::i64 count) {
     for (; count > 0; --count) {
       walk.next();
