@@ -188,6 +188,35 @@ void add_some_groups(const typename Simd::Constants& constants,
   }
 }
 
+/// `count` whole blocks from `panel` on. A function of its own: beside the loop over groups of any
+/// size g++ 12 keeps the totals in memory too and stores all of them for every group.
+template <typename Simd, Panel16Element kElement, int kTokens>
+[[gnu::noinline]] void add_blocks(const std::byte* panel,
+                                  i64 count,
+                                  const CallStream& stream,
+                                  const typename Simd::Operand* x,
+                                  TileSums<Simd, kTokens>* totals) {
+  constexpr i64 kBlockCols =
+      device::kPanel16BlockGroups * device::panel16_own_group_cols(kElement);
+  constexpr i64 kCodeBytes = kBlockCols / kPanel16StepCols * kPanel16LineBytes;
+  const typename Simd::Constants constants = Simd::constants();
+  TileSums<Simd, kTokens> total[Simd::kParts];
+  for (int part = 0; part < Simd::kParts; ++part) {
+    total[part] = totals[part];
+  }
+  for (i64 i = 0; i < count; ++i) {
+    const Ahead ahead = stream.from(panel);
+    prefetch(panel, ahead);
+    const Block<Simd> block{panel + kPanel16LineBytes, panel, x, ahead};
+    add_block<Simd, kElement, kTokens>(constants, block, total);
+    panel += kPanel16LineBytes + kCodeBytes;
+    x += kBlockCols * kTokens;
+  }
+  for (int part = 0; part < Simd::kParts; ++part) {
+    totals[part] = total[part];
+  }
+}
+
 template <typename Simd, Panel16Element kElement, int kTokens>
 void dot_code_panel(const std::byte* panel,
                     const Panel16Shape& shape,
@@ -196,6 +225,7 @@ void dot_code_panel(const std::byte* panel,
                     float* sums) {
   constexpr i64 kBlockSteps =
       device::kPanel16BlockGroups * device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+  constexpr bool kWholeBlocks = Simd::template kGroupsTogether<kTokens> != 0;
   const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
   const i64 block_steps = device::panel16_steps_per_block(shape);
   const typename Simd::Constants constants = Simd::constants();
@@ -206,6 +236,16 @@ void dot_code_panel(const std::byte* panel,
   i64 step = device::panel16_first_step(shape);
   const i64 end = step + device::panel16_num_steps(shape);
   while (step < end) {
+    if constexpr (kWholeBlocks) {
+      const i64 blocks = (end - step) / kBlockSteps;
+      if (block_steps == kBlockSteps && step % kBlockSteps == 0 && blocks > 0) {
+        add_blocks<Simd, kElement, kTokens>(panel, blocks, stream, x, total);
+        panel += blocks * (1 + kBlockSteps) * kPanel16LineBytes;
+        x += blocks * kBlockSteps * kPanel16StepCols * kTokens;
+        step += blocks * kBlockSteps;
+        continue;
+      }
+    }
     const std::byte* scales = panel + (step % block_steps) / group_steps * device::kPanel16Rows;
     const Ahead ahead = stream.from(panel);
     prefetch(panel, ahead);
@@ -213,15 +253,7 @@ void dot_code_panel(const std::byte* panel,
     const i64 block_end = device::round_up(step + 1, block_steps);
     const i64 last = block_end < end ? block_end : end;
     const Block<Simd> block{panel, scales, x, ahead};
-    if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
-      if (block_steps == kBlockSteps && last - step == kBlockSteps) {
-        add_block<Simd, kElement, kTokens>(constants, block, total);
-      } else {
-        add_some_groups<Simd, kElement, kTokens>(constants, shape, block, step, last, total);
-      }
-    } else {
-      add_some_groups<Simd, kElement, kTokens>(constants, shape, block, step, last, total);
-    }
+    add_some_groups<Simd, kElement, kTokens>(constants, shape, block, step, last, total);
     panel += (last - step) * kPanel16LineBytes;
     x += (last - step) * kPanel16StepCols * kTokens;
     step = last;
