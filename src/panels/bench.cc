@@ -36,7 +36,8 @@ void load_tile(const Body& body,
       continue;
     }
     body.load_operand(row, shape, loaded.data());
-    body.interleave({loaded.data(), row_bytes, 1, shape.cols / 2, operand, t, tokens});
+    const std::byte* from = loaded.data();
+    body.interleave({&from, 1, shape.cols / 2, operand, t, tokens});
   }
 }
 

@@ -90,12 +90,11 @@ struct ActivateCall {
 
 /// Rows of operands to their places in a tile.
 ///
-/// Shapes   rows [num_rows, num_pairs, 2], row_stride_bytes apart
+/// Shapes   rows [num_rows] of [num_pairs, 2]
 ///          tile [num_pairs, num_tokens, 2], of which tokens first_token + [0, num_rows) are
 ///          written
 struct InterleaveCall {
-  const std::byte* rows = nullptr;
-  std::int64_t row_stride_bytes = 0;
+  const std::byte* const* rows = nullptr;
   std::int64_t num_rows = 1;
   std::int64_t num_pairs = 0;
   std::byte* tile = nullptr;
@@ -134,6 +133,11 @@ struct Body {
   LoadedRow (*load_operand)(const OperandRow& row,
                             const device::Panel16Shape& shape,
                             std::byte* operand) = nullptr;
+  /// Whether the row as it lies is what load_operand would write; `loaded` is then what it would
+  /// return. Null where operands are never rows of a Problem.
+  bool (*is_operand)(const OperandRow& row,
+                     const device::Panel16Shape& shape,
+                     LoadedRow* loaded) = nullptr;
   void (*interleave)(const InterleaveCall& call) = nullptr;  // null: tiles are rows
   void (*dot)(const DotCall& call) = nullptr;
   void (*activate)(const ActivateCall& call) = nullptr;

@@ -621,6 +621,7 @@ constexpr Body make_amx_body(const Body* codes) {
           kMostTokens,
           load_operand_row,
           nullptr,
+          nullptr,
           dot_amx,
           activate,
           scale,

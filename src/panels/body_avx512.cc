@@ -230,6 +230,8 @@ struct Avx512 {
     _mm512_storeu_ps(out, sums);
   }
 
+  static Sums load_codes(const float* sums, i64 /*part*/) { return _mm512_loadu_ps(sums); }
+
   static void store_bf16(const Sums& sums, i64 part, float* out) { store_codes(sums, part, out); }
 
   template <Panel16Element>

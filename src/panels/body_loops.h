@@ -26,8 +26,8 @@
 //   scaled(sums, factor)          sums * factor
 //   multiply_add(sums, scale, total)  total + sums * scale
 //   store_codes, store_bf16, store_wide<Element>(sums, part, out)   the 16 / kParts row sums of
-//   this
-//                                 part, at its rows
+//                                 this part, at its rows
+//   load_codes(out, part)         what store_codes stored; where kGroupsTogether is not 0
 
 #include <cstring>
 #include <utility>
@@ -188,32 +188,64 @@ void add_some_groups(const typename Simd::Constants& constants,
   }
 }
 
-/// `count` whole blocks from `panel` on. A function of its own: beside the loop over groups of any
+template <typename Simd, int kTokens>
+void store_tile(const TileSums<Simd, kTokens>* total, float* sums) {
+  for (int t = 0; t < kTokens; ++t) {
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      Simd::store_codes(total[part].at[t], part, sums + t * kPanelRows);
+    }
+  }
+}
+
+template <typename Simd, int kTokens>
+void load_tile(const float* sums, TileSums<Simd, kTokens>* total) {
+  for (int t = 0; t < kTokens; ++t) {
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      total[part].at[t] = Simd::load_codes(sums + t * kPanelRows, part);
+    }
+  }
+}
+
+template <Panel16Element kElement>
+constexpr i64 kBlockSteps =
+    device::kPanel16BlockGroups* device::panel16_own_group_cols(kElement) / kPanel16StepCols;
+
+template <typename Simd>
+struct BlockRun {
+  const std::byte* panels;
+  i64 num_panels;
+  i64 panel_bytes;
+  i64 num_blocks;  // whole ones, of each panel
+  const typename Simd::Operand* x;
+  bool more;  // to what stands in the sums
+};
+
+/// Whole blocks of neighbouring panels. A function of its own: beside the loop over groups of any
 /// size g++ 12 keeps the totals in memory too and stores all of them for every group.
 template <typename Simd, Panel16Element kElement, int kTokens>
-[[gnu::noinline]] void add_blocks(const std::byte* panel,
-                                  i64 count,
+[[gnu::noinline]] void dot_blocks(const BlockRun<Simd>& run,
                                   const CallStream& stream,
-                                  const typename Simd::Operand* x,
-                                  TileSums<Simd, kTokens>* totals) {
-  constexpr i64 kBlockCols =
-      device::kPanel16BlockGroups * device::panel16_own_group_cols(kElement);
-  constexpr i64 kCodeBytes = kBlockCols / kPanel16StepCols * kPanel16LineBytes;
+                                  float* sums) {
   const typename Simd::Constants constants = Simd::constants();
-  TileSums<Simd, kTokens> total[Simd::kParts];
-  for (int part = 0; part < Simd::kParts; ++part) {
-    total[part] = totals[part];
-  }
-  for (i64 i = 0; i < count; ++i) {
-    const Ahead ahead = stream.from(panel);
-    prefetch(panel, ahead);
-    const Block<Simd> block{panel + kPanel16LineBytes, panel, x, ahead};
-    add_block<Simd, kElement, kTokens>(constants, block, total);
-    panel += kPanel16LineBytes + kCodeBytes;
-    x += kBlockCols * kTokens;
-  }
-  for (int part = 0; part < Simd::kParts; ++part) {
-    totals[part] = total[part];
+  for (i64 i = 0; i < run.num_panels; ++i, sums += kTokens * kPanelRows) {
+    TileSums<Simd, kTokens> total[Simd::kParts];
+    for (i64 part = 0; part < Simd::kParts; ++part) {
+      total[part] = zero_tile<Simd, kTokens>();
+    }
+    if (run.more) {
+      load_tile<Simd, kTokens>(sums, total);
+    }
+    const std::byte* panel = run.panels + i * run.panel_bytes;
+    const typename Simd::Operand* x = run.x;
+    for (i64 block = 0; block < run.num_blocks; ++block) {
+      const Ahead ahead = stream.from(panel);
+      prefetch(panel, ahead);
+      add_block<Simd, kElement, kTokens>(
+          constants, {panel + kPanel16LineBytes, panel, x, ahead}, total);
+      panel += (1 + kBlockSteps<kElement>)*kPanel16LineBytes;
+      x += kBlockSteps<kElement> * kPanel16StepCols * kTokens;
+    }
+    store_tile<Simd, kTokens>(total, sums);
   }
 }
 
@@ -223,9 +255,6 @@ void dot_code_panel(const std::byte* panel,
                     const CallStream& stream,
                     const typename Simd::Operand* x,
                     float* sums) {
-  constexpr i64 kBlockSteps =
-      device::kPanel16BlockGroups * device::panel16_own_group_cols(kElement) / kPanel16StepCols;
-  constexpr bool kWholeBlocks = Simd::template kGroupsTogether<kTokens> != 0;
   const i64 group_steps = device::panel16_group_cols(shape) / kPanel16StepCols;
   const i64 block_steps = device::panel16_steps_per_block(shape);
   const typename Simd::Constants constants = Simd::constants();
@@ -236,13 +265,15 @@ void dot_code_panel(const std::byte* panel,
   i64 step = device::panel16_first_step(shape);
   const i64 end = step + device::panel16_num_steps(shape);
   while (step < end) {
-    if constexpr (kWholeBlocks) {
-      const i64 blocks = (end - step) / kBlockSteps;
-      if (block_steps == kBlockSteps && step % kBlockSteps == 0 && blocks > 0) {
-        add_blocks<Simd, kElement, kTokens>(panel, blocks, stream, x, total);
-        panel += blocks * (1 + kBlockSteps) * kPanel16LineBytes;
-        x += blocks * kBlockSteps * kPanel16StepCols * kTokens;
-        step += blocks * kBlockSteps;
+    if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
+      const i64 blocks = (end - step) / kBlockSteps<kElement>;
+      if (block_steps == kBlockSteps<kElement> && step % block_steps == 0 && blocks > 0) {
+        store_tile<Simd, kTokens>(total, sums);
+        dot_blocks<Simd, kElement, kTokens>({panel, 1, 0, blocks, x, true}, stream, sums);
+        load_tile<Simd, kTokens>(sums, total);
+        panel += blocks * (1 + block_steps) * kPanel16LineBytes;
+        x += blocks * block_steps * kPanel16StepCols * kTokens;
+        step += blocks * block_steps;
         continue;
       }
     }
@@ -258,11 +289,7 @@ void dot_code_panel(const std::byte* panel,
     x += (last - step) * kPanel16StepCols * kTokens;
     step = last;
   }
-  for (int t = 0; t < kTokens; ++t) {
-    for (i64 part = 0; part < Simd::kParts; ++part) {
-      Simd::store_codes(total[part].at[t], part, sums + t * kPanelRows);
-    }
-  }
+  store_tile<Simd, kTokens>(total, sums);
 }
 
 // Scales of the activations' own groups: f32 [num_tokens, groups], null where they have none.
@@ -382,6 +409,19 @@ void dot_panels(const DotCall& call) {
   const auto* x = reinterpret_cast<const typename Simd::Operand*>(call.operand);
   const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
   const CallStream stream(call, stream_block_bytes(*call.shape));
+  if constexpr (device::panel16_own_group_cols(kElement) != 0 &&
+                !device::panel16_has_wide_scales(kElement)) {
+    if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
+      const i64 steps = device::panel16_num_steps(*call.shape);
+      if (device::panel16_steps_per_block(*call.shape) == kBlockSteps<kElement> &&
+          device::panel16_first_step(*call.shape) % kBlockSteps<kElement> == 0 &&
+          steps % kBlockSteps<kElement> == 0) {
+        const BlockRun<Simd> run{
+            call.panels, call.num_panels, panel_bytes, steps / kBlockSteps<kElement>, x, false};
+        return dot_blocks<Simd, kElement, kTokens>(run, stream, call.sums);
+      }
+    }
+  }
   for (i64 panel = 0; panel < call.num_panels; ++panel) {
     const std::byte* bytes = call.panels + panel * panel_bytes;
     float* sums = call.sums + panel * kTokens * kPanelRows;
@@ -426,6 +466,16 @@ inline void store_operand(std::uint16_t bits, std::uint16_t* out) {
 
 inline void store_operand(std::uint16_t bits, float* out) {
   *out = device::bf16_to_f32(bits);
+}
+
+inline constexpr u16 kInfinityBits = 0x7F80;
+
+// A group is summed before it is scaled, and 32 products of 6 with 2^120 leave f32 however small
+// the scale is. Rows that reach 2^100 are therefore worked on 2^32 times smaller; what that loses
+// are operands below 2^-101, beside others 2^200 times larger.
+inline bool is_shrunk(u16 largest) {
+  constexpr u16 kLargeBits = 0x7180;  // 2^100
+  return largest >= kLargeBits && largest < kInfinityBits;
 }
 
 /// The largest magnitude among the elements, as bf16 bits; without branches, so that the loop
@@ -566,14 +616,9 @@ u16 largest_operand(const Operand* operands, i64 count) {
   return static_cast<u16>(largest >> 16);
 }
 
-// A group is summed before it is scaled, and 32 products of 6 with 2^120 leave f32 however small
-// the scale is. Rows that reach 2^100 are therefore worked on 2^32 times smaller; what that loses
-// are operands below 2^-101, beside others 2^200 times larger.
 template <typename Operand>
 float shrink_row(Operand* out, i64 count, u16 largest) {
-  constexpr u16 kLargeBits = 0x7180;  // 2^100
-  constexpr u16 kInfinityBits = 0x7F80;
-  if (largest < kLargeBits || largest >= kInfinityBits) {
+  if (!is_shrunk(largest)) {
     return 1.0F;
   }
   for (i64 i = 0; i < count; ++i) {
@@ -598,7 +643,7 @@ LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::by
   LoadedRow loaded;
   if (row.quantizer == Quantizer::kNone) {
     const u16 largest = round_row(row, out);
-    loaded.finite = largest < 0x7F80U;
+    loaded.finite = largest < kInfinityBits;
     loaded.factor = shrink_row(out, row.cols, largest);
     return loaded;
   }
@@ -609,12 +654,28 @@ LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::by
   return loaded;
 }
 
-// Pairs [begin, end) of kRows rows, of which `first` is the first.
+/// Rows of bf16 without a quantizer that fill whole steps, none of whose elements is shrunk.
+inline bool is_bf16_operand(const OperandRow& row, const Panel16Shape& shape, LoadedRow* loaded) {
+  if (row.dtype != DType::kBf16 || row.quantizer != Quantizer::kNone ||
+      device::panel16_lead_cols(shape) != 0 || row.cols % kPanel16StepCols != 0) {
+    return false;
+  }
+  const auto* bits = static_cast<const u16*>(row.source);
+  u16 largest = 0;
+  for (i64 i = 0; i < row.cols; ++i) {
+    const auto magnitude = static_cast<u16>(bits[i] & 0x7FFFU);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  *loaded = {.finite = largest < kInfinityBits};
+  return !is_shrunk(largest);
+}
+
+// Pairs [begin, end) of kRows rows from the `first` on.
 template <typename Pair, int kRows>
 void interleave_rows(const InterleaveCall& call, i64 first, i64 begin, i64 end) {
   const Pair* rows[kRows];
   for (int i = 0; i < kRows; ++i) {
-    rows[i] = reinterpret_cast<const Pair*>(call.rows + (first + i) * call.row_stride_bytes);
+    rows[i] = reinterpret_cast<const Pair*>(call.rows[first + i]);
   }
   const i64 num_tokens = call.num_tokens;
   auto* out = reinterpret_cast<Pair*>(call.tile) + begin * num_tokens + call.first_token + first;
@@ -625,22 +686,74 @@ void interleave_rows(const InterleaveCall& call, i64 first, i64 begin, i64 end) 
   }
 }
 
+// Four pairs of four rows: so many bytes of each row, and of the tile for each pair, are a vector
+// of 16.
+struct FourPairs {
+  typedef u32 Vector __attribute__((vector_size(16)));
+  Vector rows[4];
+};
+
+inline void transpose(FourPairs* pairs) {
+  using Vector = FourPairs::Vector;
+  const Vector* in = pairs->rows;
+  const Vector low01 = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+  const Vector high01 = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+  const Vector low23 = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+  const Vector high23 = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+  pairs->rows[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+  pairs->rows[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+  pairs->rows[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+  pairs->rows[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+}
+
+// interleave_rows<Pair, 4> for pairs of bf16, by vectors.
+inline void interleave_four_rows(const InterleaveCall& call, i64 first, i64 begin, i64 end) {
+  constexpr i64 kPairBytes = 4;
+  const std::byte* const* rows = call.rows + first;
+  const i64 stride = call.num_tokens * kPairBytes;
+  std::byte* out = call.tile + begin * stride + (call.first_token + first) * kPairBytes;
+  for (i64 pair = begin; pair < end; pair += 4, out += 4 * stride) {
+    FourPairs pairs;
+    for (int i = 0; i < 4; ++i) {
+      std::memcpy(&pairs.rows[i], rows[i] + pair * kPairBytes, sizeof(pairs.rows[i]));
+    }
+    transpose(&pairs);
+    for (int i = 0; i < 4; ++i) {
+      std::memcpy(out + i * stride, &pairs.rows[i], sizeof(pairs.rows[i]));
+    }
+  }
+}
+
 template <typename Operand>
 void interleave(const InterleaveCall& call) {
   struct Pair {
     Operand values[2];
   };
 
-  // So many that what is written stays in L1 until every row has passed over it.
+  // So many that what is written stays in L1 until every row has passed over it. A step is 4 pairs.
   constexpr i64 kChunkPairs = 64;
   for (i64 begin = 0; begin < call.num_pairs; begin += kChunkPairs) {
     const i64 end = begin + kChunkPairs < call.num_pairs ? begin + kChunkPairs : call.num_pairs;
     i64 row = 0;
     for (; row + 4 <= call.num_rows; row += 4) {
-      interleave_rows<Pair, 4>(call, row, begin, end);
+      if constexpr (sizeof(Pair) == 4) {
+        interleave_four_rows(call, row, begin, end);
+      } else {
+        interleave_rows<Pair, 4>(call, row, begin, end);
+      }
     }
-    for (; row < call.num_rows; ++row) {
-      interleave_rows<Pair, 1>(call, row, begin, end);
+    switch (call.num_rows - row) {
+      case 3:
+        interleave_rows<Pair, 3>(call, row, begin, end);
+        break;
+      case 2:
+        interleave_rows<Pair, 2>(call, row, begin, end);
+        break;
+      case 1:
+        interleave_rows<Pair, 1>(call, row, begin, end);
+        break;
+      default:
+        break;
     }
   }
 }
@@ -743,6 +856,7 @@ constexpr Body make_body(Isa isa,
           static_cast<i64>(sizeof(typename Simd::Operand)),
           Simd::kMaxTokens,
           load,
+          sizeof(typename Simd::Operand) == sizeof(u16) ? is_bf16_operand : nullptr,
           interleave<typename Simd::Operand>,
           dot_panels,
           activate,

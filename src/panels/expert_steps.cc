@@ -202,6 +202,23 @@ LoadedRoutes load_routes(const StepContext& context,
     row.scales = scales;
     room.rows[i] = context.body.load_operand(row, context.shape, operand);
   };
+  // Whether all rows of the tile can be interleaved from where they lie.
+  const auto are_operands = [&](const Tiles& tile, const std::byte** rows) {
+    for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
+      const std::int64_t route = tile.first + i;
+      if (route + 1 < count) {
+        prefetch_row(row_at(route + 1));
+      }
+      OperandRow row = row_at(route);
+      row.quantizer = context.quantizer;
+      if (context.body.is_operand == nullptr ||
+          !context.body.is_operand(row, context.shape, room.rows + route)) {
+        return false;
+      }
+      rows[i] = static_cast<const std::byte*>(row.source);
+    }
+    return true;
+  };
   for (Tiles tile(count, context.body.max_tokens); tile.next();) {
     std::byte* at = room.operands + tile.first * row_bytes;
     float* scales = context.operand_scales(at, tile.num_tokens);
@@ -215,16 +232,23 @@ LoadedRoutes load_routes(const StepContext& context,
       }
       continue;
     }
+    const std::byte* rows[kMaxTileTokens];
+    const std::int64_t pairs = device::panel16_num_steps(context.shape) * kPairsOfStep;
+    if (are_operands(tile, rows)) {
+      context.body.interleave({rows, tile.num_tokens, pairs, at, 0, tile.num_tokens});
+      continue;
+    }
     for (std::int64_t first = 0; first < tile.num_tokens; first += context.scratch.spare_rows) {
       const std::int64_t num_rows = std::min(context.scratch.spare_rows, tile.num_tokens - first);
       for (std::int64_t i = 0; i < num_rows; ++i) {
+        std::byte* row = room.spare + i * row_bytes;
         load_row(
             tile.first + first + i,
-            room.spare + i * row_bytes,
+            row,
             scales == nullptr ? nullptr : scales + (first + i) * context.operand_scale_stride());
+        rows[i] = row;
       }
-      const std::int64_t pairs = device::panel16_num_steps(context.shape) * kPairsOfStep;
-      context.body.interleave({room.spare, row_bytes, num_rows, pairs, at, first, tile.num_tokens});
+      context.body.interleave({rows, num_rows, pairs, at, first, tile.num_tokens});
     }
   }
   return {routes.data(), count, room.operands, room.rows};
@@ -351,7 +375,8 @@ class TokenRows {
       return;
     }
     const std::int64_t pairs = device::panel16_num_steps(context_.shape) * kPairsOfStep;
-    context_.body.interleave({row(route), 0, 1, pairs, at, i, tile.num_tokens});
+    const std::byte* from = row(route);
+    context_.body.interleave({&from, 1, pairs, at, i, tile.num_tokens});
     if (float* scales = context_.operand_scales(at, tile.num_tokens); scales != nullptr) {
       const std::int64_t stride = context_.operand_scale_stride();
       std::copy_n(context_.operand_scales(row(route), 1), stride, scales + i * stride);

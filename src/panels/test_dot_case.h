@@ -154,8 +154,11 @@ class DotCase {
     // In batches, as where room is short.
     for (int64_t t = 0; body.interleave != nullptr && t < count; t += 5) {
       const int64_t num_rows = std::min(int64_t{5}, count - t);
-      body.interleave(
-          {rows.data() + t * row_bytes, row_bytes, num_rows, pairs, operands.data(), t, count});
+      const std::byte* batch[5];
+      for (int64_t i = 0; i < num_rows; ++i) {
+        batch[i] = rows.data() + (t + i) * row_bytes;
+      }
+      body.interleave({batch, num_rows, pairs, operands.data(), t, count});
     }
     std::vector<float> sums(static_cast<std::size_t>(num_panels * count * kPanelRows),
                             std::numeric_limits<float>::quiet_NaN());
