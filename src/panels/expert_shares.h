@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
+
+#include "moekit/routing.h"
 
 #include "panels/body.h"
 #include "panels/routes.h"
@@ -64,6 +67,43 @@ class ExpertShares {
   std::int64_t least_cost_;
   std::int64_t position_ = 0;
   Share line_;
+};
+
+/// The experts of a worker in the order in which it goes through them: even workers from the fewest
+/// tokens to the most, odd ones from the most to the fewest. Weights of few tokens are wanted as
+/// fast as memory gives them and those of many leave it idle, so that one thread's wait is
+/// another's share of the memory; among equals the index decides.
+class ExpertOrder {
+ public:
+  struct Item {
+    std::int32_t expert = 0;
+    std::int32_t num_tokens = 0;
+    std::int32_t panels_begin = 0;  // of this worker
+    std::int32_t panels_end = 0;
+  };
+
+  /// Experts without tokens or panels are left out.
+  void add(std::int64_t expert, std::int64_t num_tokens, const Share& panels) {
+    if (num_tokens > 0 && panels.begin < panels.end) {
+      items_[count_++] = {static_cast<std::int32_t>(expert),
+                          static_cast<std::int32_t>(num_tokens),
+                          static_cast<std::int32_t>(panels.begin),
+                          static_cast<std::int32_t>(panels.end)};
+    }
+  }
+
+  std::span<const Item> sorted(std::int64_t worker) {
+    const bool fewest_first = worker % 2 == 0;
+    std::sort(items_, items_ + count_, [=](const Item& a, const Item& b) {
+      return a.num_tokens != b.num_tokens ? (a.num_tokens < b.num_tokens) == fewest_first
+                                          : a.expert < b.expert;
+    });
+    return {items_, static_cast<std::size_t>(count_)};
+  }
+
+ private:
+  Item items_[kMaxExperts];
+  std::int64_t count_ = 0;
 };
 
 }  // namespace moekit::panels

@@ -474,16 +474,23 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
   const OperandRoom room = context.operand_room(worker, rows);
   TokenRows few_tokens(context, room);
   const bool few = TokenRows::fit(context);
+  const auto first_panel = [&](const ExpertOrder::Item& item) {
+    return context.call.weights.gate_up(item.expert) +
+           device::panel16_panel_offset(context.shape, item.panels_begin, 0);
+  };
+  ExpertOrder order;
   for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
+    const std::int64_t num_tokens = routes.offsets[expert + 1] - routes.offsets[expert];
+    order.add(expert, num_tokens, shares.next(num_tokens));
+  }
+  const std::span<const ExpertOrder::Item> items = order.sorted(worker);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::int64_t expert = items[i].expert;
     const std::int64_t begin = routes.offsets[expert];
     const std::int64_t end = routes.offsets[expert + 1];
-    const Share panels = shares.next(end - begin);
-    if (panels.begin >= panels.end) {
-      continue;
-    }
-    const std::int64_t next = context.active_expert(expert + 1);
-    const PanelRun run{
-        expert, panels, next < routes.num_experts ? context.call.weights.gate_up(next) : nullptr};
+    const PanelRun run{expert,
+                       {items[i].panels_begin, items[i].panels_end},
+                       i + 1 < items.size() ? first_panel(items[i + 1]) : nullptr};
     for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
       const auto some = routes.ordered(first, std::min(context.scratch.operand_rows, end - first));
       const LoadedRoutes loaded = few ? few_tokens.load(expert, some)
@@ -577,7 +584,13 @@ class DownWork {
       : context_(context),
         room_(context.operand_room(worker, rows_)),
         route_sums_(context.route_sums(worker)),
-        mine_(share_of(device::panel16_num_panels(context.shape), worker, num_workers)) {}
+        mine_(share_of(device::panel16_num_panels(context.shape), worker, num_workers)) {
+    const Routes& routes = context.routes;
+    for (std::int64_t expert = 0; expert < routes.num_experts; ++expert) {
+      order_.add(expert, routes.offsets[expert + 1] - routes.offsets[expert], mine_);
+    }
+    experts_ = order_.sorted(worker);
+  }
 
   void run() {
     constexpr std::int64_t kSumBytes = kPanelRows * 4;
@@ -592,7 +605,7 @@ class DownWork {
     block_panels_ = held ? std::min(panels_that_fit, kPanelsOfHeldBlock) : panels_that_fit;
     for (std::int64_t begin = mine_.begin; begin < mine_.end; begin += block_panels_) {
       const Share block{begin, std::min(begin + block_panels_, mine_.end)};
-      held ? sum_held(block) : sum_expert_by_expert(block);
+      sum_block(block, held);
       combine_rows(context_.call,
                    context_.body,
                    context_.routes,
@@ -608,48 +621,40 @@ class DownWork {
   // when they are combined. One chunk of combine_rows.
   static constexpr std::int64_t kPanelsOfHeldBlock = 16;
 
-  struct HeldExpert {
-    std::int64_t expert = 0;
-    LoadedRoutes loaded;
-  };
-
   void hold_all() {
-    const Routes& routes = context_.routes;
     OperandRoom room = room_;
-    for (std::int64_t expert = context_.active_expert(0); expert < routes.num_experts;
-         expert = context_.active_expert(expert + 1)) {
-      const std::int64_t first = routes.offsets[expert];
-      const std::int64_t count = routes.offsets[expert + 1] - first;
-      experts_[num_held_++] = {expert, load_intermediate(context_, room, expert, first, count)};
-      room.operands += count * context_.row_bytes;
-      room.rows += count;
+    for (const ExpertOrder::Item& item : experts_) {
+      held_[num_held_++] =
+          load_intermediate(context_, room, item.expert, first_route(item), item.num_tokens);
+      room.operands += item.num_tokens * context_.row_bytes;
+      room.rows += item.num_tokens;
     }
   }
 
-  void sum_held(const Share& block) {
-    for (std::int64_t i = 0; i < num_held_; ++i) {
-      const HeldExpert& held = experts_[i];
-      const std::byte* after = i + 1 < num_held_ ? first_panel(experts_[i + 1].expert, block.begin)
+  // Operands are held, or loaded anew for every block.
+  void sum_block(const Share& block, bool held) {
+    for (std::size_t i = 0; i < experts_.size(); ++i) {
+      const ExpertOrder::Item& item = experts_[i];
+      const std::byte* after = i + 1 < experts_.size()
+                                   ? first_panel(experts_[i + 1].expert, block.begin)
                                : block.end < mine_.end ? first_panel(experts_[0].expert, block.end)
                                                        : nullptr;
-      sum_panels(held.loaded, {held.expert, block, after});
+      const PanelRun run{item.expert, block, after};
+      if (held) {
+        sum_panels(held_[i], run);
+        continue;
+      }
+      const std::int64_t end = first_route(item) + item.num_tokens;
+      for (std::int64_t first = first_route(item); first < end;
+           first += context_.scratch.operand_rows) {
+        const std::int64_t count = std::min(context_.scratch.operand_rows, end - first);
+        sum_panels(load_intermediate(context_, room_, item.expert, first, count), run);
+      }
     }
   }
 
-  void sum_expert_by_expert(const Share& block) {
-    const Routes& routes = context_.routes;
-    for (std::int64_t expert = context_.active_expert(0); expert < routes.num_experts;) {
-      const std::int64_t next = context_.active_expert(expert + 1);
-      const PanelRun run{
-          expert, block, next < routes.num_experts ? first_panel(next, block.begin) : nullptr};
-      const std::int64_t end = routes.offsets[expert + 1];
-      for (std::int64_t first = routes.offsets[expert]; first < end;
-           first += context_.scratch.operand_rows) {
-        const std::int64_t count = std::min(context_.scratch.operand_rows, end - first);
-        sum_panels(load_intermediate(context_, room_, expert, first, count), run);
-      }
-      expert = next;
-    }
+  [[nodiscard]] std::int64_t first_route(const ExpertOrder::Item& item) const {
+    return context_.routes.offsets[item.expert];
   }
 
   void sum_panels(const LoadedRoutes& loaded, const PanelRun& run) {
@@ -667,7 +672,9 @@ class DownWork {
   float* route_sums_;
   Share mine_;
   std::int64_t block_panels_ = 0;
-  HeldExpert experts_[kMostOperandRows];
+  ExpertOrder order_;
+  std::span<const ExpertOrder::Item> experts_;
+  LoadedRoutes held_[kMostOperandRows];  // of experts_, where they have room
   std::int64_t num_held_ = 0;
 };
 
