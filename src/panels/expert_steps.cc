@@ -46,17 +46,17 @@ constexpr std::int64_t kBlockPanelsOfAll = 128;
 constexpr std::int64_t kLeastRouteSumsBytesOfAll = 4 * kKib * kKib;
 constexpr std::int64_t kMostRouteSumsBytesOfAll = 32 * kKib * kKib;
 
-std::int64_t operand_bytes(std::int64_t cols, std::int64_t element_bytes = kMostOperandBytes) {
+std::int64_t operand_bytes(std::int64_t cols, std::int64_t element_bytes) {
   // A step of lead columns at most in front, a step of padding behind.
   const std::int64_t elems = device::round_up(cols, std::int64_t{8}) + 8;
   return device::round_up(elems * element_bytes, kLineBytes);
 }
 
 // Behind the operands of a tile come their scales, where the recipe's have any.
-std::int64_t operand_row_bytes(std::int64_t cols, Recipe recipe) {
+std::int64_t operand_row_bytes(std::int64_t cols, std::int64_t element_bytes, Recipe recipe) {
   const bool scaled = recipe_info(recipe).quantizer == Quantizer::kQ8b;
   const std::int64_t groups = scaled ? device::ceil_div(cols, kOperandGroupCols) : 0;
-  return operand_bytes(cols) + device::round_up(groups * 4, kLineBytes);
+  return operand_bytes(cols, element_bytes) + device::round_up(groups * 4, kLineBytes);
 }
 
 // Neighbouring panels of one expert that a worker reads in one go, and what it reads then.
@@ -94,11 +94,12 @@ struct StepContext {
             scratch_layout(step_call.plan->problem, step_call.plan->device, step_call.num_tokens)),
         shape(formats::panel16_shape(region.shape)),
         quantizer(recipe_info(step_call.plan->problem.recipe).quantizer),
-        row_bytes(panels::operand_row_bytes(shape.cols, step_call.plan->problem.recipe)) {}
+        row_bytes(panels::operand_row_bytes(
+            shape.cols, body.operand_bytes, step_call.plan->problem.recipe)) {}
 
   /// Scales of the first row of a tile of `num_tokens` at `tile`; null where operands have none.
   [[nodiscard]] float* operand_scales(const std::byte* tile, std::int64_t num_tokens) const {
-    const std::int64_t offset = num_tokens * operand_bytes(shape.cols);
+    const std::int64_t offset = num_tokens * operand_row_bytes();
     return quantizer != Quantizer::kQ8b
                ? nullptr
                : reinterpret_cast<float*>(const_cast<std::byte*>(tile) + offset);
@@ -133,9 +134,12 @@ struct StepContext {
                                     scratch.spare_rows * scratch.operand_row_bytes);
   }
 
-  /// Rows of this step that have room at a time.
-  [[nodiscard]] std::int64_t most_held_rows() const {
-    return std::min(scratch.operand_rows * scratch.operand_row_bytes / row_bytes, kMostOperandRows);
+  /// Rows of this step that have room at a time: more than the plan counts where they are shorter
+  /// than its longest or their elements smaller.
+  [[nodiscard]] std::int64_t most_rows() const {
+    const std::int64_t rows = scratch.operand_rows * scratch.operand_row_bytes / row_bytes;
+    // Without spare rows nothing can be interleaved.
+    return scratch.spare_rows == 0 ? 1 : std::min(rows, kMostOperandRows);
   }
 };
 
@@ -315,11 +319,10 @@ class TokenRows {
   /// Whether all tokens have room, and the rows of any one expert behind: a token may name an
   /// expert more than once.
   static bool fit(const StepContext& context) {
-    std::int64_t most = context.most_held_rows() - context.routes.num_tokens;
+    const std::int64_t most = context.most_rows() - context.routes.num_tokens;
     if (context.routes.num_tokens > most) {
       return false;
     }
-    most = std::min(most, context.scratch.operand_rows);
     const std::int32_t* offsets = context.routes.offsets;
     for (std::int64_t expert = 0; expert < context.routes.num_experts; ++expert) {
       if (offsets[expert + 1] - offsets[expert] > most) {
@@ -491,8 +494,8 @@ void gate_up_worker(const StepContext& context, std::int64_t worker, std::int64_
     const PanelRun run{expert,
                        {items[i].panels_begin, items[i].panels_end},
                        i + 1 < items.size() ? first_panel(items[i + 1]) : nullptr};
-    for (std::int64_t first = begin; first < end; first += context.scratch.operand_rows) {
-      const auto some = routes.ordered(first, std::min(context.scratch.operand_rows, end - first));
+    for (Tiles pass(end - begin, context.most_rows()); pass.next();) {
+      const auto some = routes.ordered(begin + pass.first, pass.num_tokens);
       const LoadedRoutes loaded = few ? few_tokens.load(expert, some)
                                       : load_routes(context, room, some, [&](std::int64_t route) {
                                           return x_row(context.call, expert, route);
@@ -597,8 +600,8 @@ class DownWork {
     const std::int64_t panels_that_fit =
         context_.scratch.route_sums_bytes / (context_.routes.num_routes() * kSumBytes);
     // Without spare rows nothing can be interleaved, whatever rows of this step would fit.
-    const bool held = context_.scratch.spare_rows > 0 &&
-                      context_.routes.num_routes() <= context_.most_held_rows();
+    const bool held =
+        context_.scratch.spare_rows > 0 && context_.routes.num_routes() <= context_.most_rows();
     if (held) {
       hold_all();
     }
@@ -644,11 +647,9 @@ class DownWork {
         sum_panels(held_[i], run);
         continue;
       }
-      const std::int64_t end = first_route(item) + item.num_tokens;
-      for (std::int64_t first = first_route(item); first < end;
-           first += context_.scratch.operand_rows) {
-        const std::int64_t count = std::min(context_.scratch.operand_rows, end - first);
-        sum_panels(load_intermediate(context_, room_, item.expert, first, count), run);
+      for (Tiles pass(item.num_tokens, context_.most_rows()); pass.next();) {
+        const std::int64_t first = first_route(item) + pass.first;
+        sum_panels(load_intermediate(context_, room_, item.expert, first, pass.num_tokens), run);
       }
     }
   }
@@ -702,8 +703,8 @@ ScratchLayout scratch_layout(const Problem& problem,
   const std::int64_t hidden_panels = device::ceil_div(problem.hidden_size, kPanelRows);
   ScratchLayout layout;
   layout.num_workers = std::max<std::int64_t>(1, device.num_threads);
-  layout.operand_row_bytes =
-      operand_row_bytes(std::max(problem.hidden_size, problem.intermediate_size), problem.recipe);
+  layout.operand_row_bytes = operand_row_bytes(
+      std::max(problem.hidden_size, problem.intermediate_size), kMostOperandBytes, problem.recipe);
   const std::int64_t operand_budget =
       std::min(device.l2_per_core_bytes > 0 ? device.l2_per_core_bytes / 2 : kOperandBytesUnknownL2,
                kOperandBytesOfAll / layout.num_workers);
