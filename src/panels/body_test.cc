@@ -347,6 +347,103 @@ TEST(Bodies, ActivationsHaveTheSameBits) {
   EXPECT_GE(judged, int64_t{10000} * kPanelRows);
 }
 
+// Rows that are read where they lie are what load_operand would have written, flag and factor too.
+TEST(Bodies, RowsInPlaceAreTheirOperands) {
+  constexpr int kLarge = 0x7180;  // 2^100, from which on rows are shrunk
+  int64_t in_place = 0;
+  int64_t others = 0;
+  std::mt19937 random(29);
+  for (const auto& [name, body] : bodies_under_test()) {
+    if (body->is_operand == nullptr) {
+      continue;
+    }
+    for (const int64_t cols : {8, 48, 200, 203, 1024}) {
+      for (const int special : {0x3F80, 0x717F, kLarge, 0x7F7F, 0x7F80, 0x7FC0}) {
+        for (const int64_t offset : {0, 8, 12}) {
+          std::vector<std::uint16_t> row(static_cast<std::size_t>(cols));
+          for (std::uint16_t& bits : row) {
+            bits = static_cast<std::uint16_t>((random() & 0x8000U) | (random() % 0x4200U));
+          }
+          row[random() % row.size()] =
+              static_cast<std::uint16_t>((random() & 0x8000U) | static_cast<unsigned>(special));
+          const Panel16Shape shape{Panel16Element::kMxfp4, kPanelRows, cols, 1, offset};
+          OperandRow source{row.data(), DType::kBf16, cols};
+          std::vector<std::uint16_t> operand(static_cast<std::size_t>(cols) + 64);
+          const LoadedRow expected =
+              body->load_operand(source, shape, reinterpret_cast<std::byte*>(operand.data()));
+          LoadedRow loaded{false, 0.0F};
+          const bool is_operand = body->is_operand(source, shape, &loaded);
+          const bool is_shrunk = special >= kLarge && special < 0x7F80;
+          EXPECT_EQ(is_operand, cols % 8 == 0 && offset % 8 == 0 && !is_shrunk)
+              << name << " cols " << cols << " offset " << offset << " special " << special;
+          ++(is_operand ? in_place : others);
+          if (is_operand) {
+            EXPECT_EQ(loaded.finite, expected.finite) << special;
+            EXPECT_EQ(loaded.factor, expected.factor) << special;
+            EXPECT_EQ(std::memcmp(operand.data(), row.data(), row.size() * sizeof(row[0])), 0);
+          }
+          source.quantizer = Quantizer::kQ8;
+          EXPECT_FALSE(body->is_operand(source, shape, &loaded));
+          source.quantizer = Quantizer::kNone;
+          source.dtype = DType::kF16;
+          EXPECT_FALSE(body->is_operand(source, shape, &loaded));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(in_place > 0, others > 0);
+}
+
+// Every number of rows, at every place of a tile, over odd numbers of pairs and none behind them.
+TEST(Bodies, InterleavesRowsToTheirPlaces) {
+  int64_t judged = 0;
+  for (const auto& [name, body] : bodies_under_test()) {
+    if (body->interleave == nullptr) {
+      continue;
+    }
+    const auto pair_bytes = static_cast<std::size_t>(2 * body->operand_bytes);
+    for (const int64_t num_pairs : {4, 12, 64, 68, 140}) {
+      for (int64_t num_rows = 1; num_rows <= body->max_tokens; ++num_rows) {
+        for (int64_t first = 0; first + num_rows <= body->max_tokens; first += 3) {
+          const auto row_bytes = static_cast<std::size_t>(num_pairs) * pair_bytes;
+          const auto num_tokens = static_cast<std::size_t>(body->max_tokens);
+          std::vector<std::vector<std::byte>> rows;
+          std::vector<const std::byte*> pointers;
+          for (int64_t row = 0; row < num_rows; ++row) {
+            std::vector<std::byte>& bytes = rows.emplace_back(row_bytes);
+            for (std::size_t i = 0; i < row_bytes; ++i) {
+              bytes[i] = static_cast<std::byte>(17 * row + static_cast<int64_t>(i * i % 251));
+            }
+          }
+          for (const std::vector<std::byte>& row : rows) {
+            pointers.push_back(row.data());
+          }
+          const std::vector<std::byte> before(row_bytes * num_tokens, std::byte{0xA5});
+          std::vector<std::byte> expected = before;
+          for (std::size_t pair = 0; pair < static_cast<std::size_t>(num_pairs); ++pair) {
+            for (std::size_t row = 0; row < rows.size(); ++row) {
+              const std::size_t place = pair * num_tokens + static_cast<std::size_t>(first) + row;
+              std::memcpy(expected.data() + place * pair_bytes,
+                          rows[row].data() + pair * pair_bytes,
+                          pair_bytes);
+            }
+          }
+          std::vector<std::byte> tile = before;
+          body->interleave({pointers.data(),
+                            num_rows,
+                            num_pairs,
+                            tile.data(),
+                            first,
+                            static_cast<int64_t>(num_tokens)});
+          EXPECT_EQ(tile, expected) << name << " rows " << num_rows << " first " << first;
+          ++judged;
+        }
+      }
+    }
+  }
+  EXPECT_GE(judged, 5 * 5);
+}
+
 // Scaling, weighted sums and the rounding of outputs: separate products and sums on every body.
 TEST(Bodies, SumsOfRoutesHaveTheSameBits) {
   constexpr std::size_t kRows = 5 * kPanelRows;

@@ -75,11 +75,13 @@ class ExpertShares {
 /// another's share of the memory; among equals the index decides.
 class ExpertOrder {
  public:
+  // Without initial values: most calls have few experts, and zeros for all cost half of the first
+  // level of cache.
   struct Item {
-    std::int32_t expert = 0;
-    std::int32_t num_tokens = 0;
-    std::int32_t panels_begin = 0;  // of this worker
-    std::int32_t panels_end = 0;
+    std::int32_t expert;
+    std::int32_t num_tokens;
+    std::int32_t panels_begin;  // of this worker
+    std::int32_t panels_end;
   };
 
   /// Experts without tokens or panels are left out.

@@ -107,5 +107,40 @@ TEST(ExpertShares, FewTokensCostWhatReadingTakes) {
   }
 }
 
+// Neighbouring workers meet in the middle: while one has the fewest tokens the other has the most.
+TEST(ExpertOrder, WorkersGoOppositeWays) {
+  const int64_t tokens[] = {3, 0, 7, 1, 3, 1, 9};
+  const auto order_of = [&](int64_t worker) {
+    ExpertOrder order;
+    for (int64_t expert = 0; expert < 7; ++expert) {
+      order.add(expert, tokens[expert], {expert, expert == 5 ? expert : expert + 2});
+    }
+    std::vector<int> experts;
+    for (const ExpertOrder::Item& item : order.sorted(worker)) {
+      experts.push_back(item.expert);
+      EXPECT_EQ(item.num_tokens, tokens[item.expert]);
+      EXPECT_EQ(item.panels_begin, item.expert);
+      EXPECT_EQ(item.panels_end, item.expert + 2);
+    }
+    return experts;
+  };
+  // Expert 1 has no tokens and expert 5 no panel of this worker; 0 and 4 have as many tokens.
+  EXPECT_EQ(order_of(0), (std::vector<int>{3, 0, 4, 2, 6}));
+  EXPECT_EQ(order_of(1), (std::vector<int>{6, 2, 0, 4, 3}));
+  EXPECT_EQ(order_of(2), order_of(0));
+}
+
+TEST(ExpertOrder, HoldsAllExpertsOfAProblem) {
+  ExpertOrder order;
+  for (int64_t expert = 0; expert < kMaxExperts; ++expert) {
+    order.add(expert, 1, {0, 1});
+  }
+  const std::span<const ExpertOrder::Item> all = order.sorted(1);
+  ASSERT_EQ(all.size(), std::size_t{kMaxExperts});
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i].expert, static_cast<std::int32_t>(i));  // equal tokens: ascending for both
+  }
+}
+
 }  // namespace
 }  // namespace moekit::panels
