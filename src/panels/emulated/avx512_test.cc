@@ -134,6 +134,10 @@ void _mm512_store_si512(void* to, const __m512i& value) {
   std::memcpy(to, &value, sizeof(value));
 }
 
+__m512 _mm512_loadu_ps(const void* from) {
+  return loaded<__m512>(from);
+}
+
 void _mm512_storeu_ps(void* to, const __m512& value) {
   std::memcpy(to, &value, sizeof(value));
 }

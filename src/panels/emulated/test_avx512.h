@@ -57,6 +57,7 @@ __m128i _mm_loadu_si128(const void* from);
 __m512i _mm512_loadu_si512(const void* from);
 __m512i _mm512_load_si512(const void* from);
 void _mm512_store_si512(void* to, const __m512i& value);
+__m512 _mm512_loadu_ps(const void* from);
 void _mm512_storeu_ps(void* to, const __m512& value);
 
 // Constants.
