@@ -96,7 +96,7 @@ struct ActivateCall {
 struct InterleaveCall {
   const std::byte* const* rows = nullptr;
   std::int64_t num_rows = 1;
-  std::int64_t num_pairs = 0;
+  std::int64_t num_pairs = 0;  // a multiple of 4: whole steps
   std::byte* tile = nullptr;
   std::int64_t first_token = 0;
   std::int64_t num_tokens = 1;
@@ -134,7 +134,7 @@ struct Body {
                             const device::Panel16Shape& shape,
                             std::byte* operand) = nullptr;
   /// Whether the row as it lies is what load_operand would write; `loaded` is then what it would
-  /// return. Null where operands are never rows of a Problem.
+  /// return. Null where no row is taken in place.
   bool (*is_operand)(const OperandRow& row,
                      const device::Panel16Shape& shape,
                      LoadedRow* loaded) = nullptr;

@@ -135,10 +135,12 @@ TEST(ExpertOrder, HoldsAllExpertsOfAProblem) {
   for (int64_t expert = 0; expert < kMaxExperts; ++expert) {
     order.add(expert, 1, {0, 1});
   }
-  const std::span<const ExpertOrder::Item> all = order.sorted(1);
-  ASSERT_EQ(all.size(), std::size_t{kMaxExperts});
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    EXPECT_EQ(all[i].expert, static_cast<std::int32_t>(i));  // equal tokens: ascending for both
+  for (const int64_t worker : {1, 0}) {
+    const std::span<const ExpertOrder::Item> all = order.sorted(worker);
+    ASSERT_EQ(all.size(), std::size_t{kMaxExperts});
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i].expert, static_cast<std::int32_t>(i));  // equal tokens: ascending for both
+    }
   }
 }
 

@@ -116,14 +116,6 @@ struct StepContext {
     return operand_bytes(shape.cols, body.operand_bytes);
   }
 
-  /// The expert at or behind `expert` that has routes; num_experts where none has.
-  [[nodiscard]] std::int64_t active_expert(std::int64_t expert) const {
-    while (expert < routes.num_experts && routes.offsets[expert] == routes.offsets[expert + 1]) {
-      ++expert;
-    }
-    return expert;
-  }
-
   [[nodiscard]] OperandRoom operand_room(std::int64_t worker, LoadedRow* rows) const {
     std::byte* operands = call.slice<std::byte>(SliceId::kScratch) + worker * scratch.worker_bytes;
     return {operands, operands + scratch.operand_rows * scratch.operand_row_bytes, rows};
@@ -599,9 +591,7 @@ class DownWork {
     constexpr std::int64_t kSumBytes = kPanelRows * 4;
     const std::int64_t panels_that_fit =
         context_.scratch.route_sums_bytes / (context_.routes.num_routes() * kSumBytes);
-    // Without spare rows nothing can be interleaved, whatever rows of this step would fit.
-    const bool held =
-        context_.scratch.spare_rows > 0 && context_.routes.num_routes() <= context_.most_rows();
+    const bool held = context_.routes.num_routes() <= context_.most_rows();
     if (held) {
       hold_all();
     }
@@ -626,8 +616,9 @@ class DownWork {
 
   void hold_all() {
     OperandRoom room = room_;
+    std::size_t held = 0;
     for (const ExpertOrder::Item& item : experts_) {
-      held_[num_held_++] =
+      held_[held++] =
           load_intermediate(context_, room, item.expert, first_route(item), item.num_tokens);
       room.operands += item.num_tokens * context_.row_bytes;
       room.rows += item.num_tokens;
@@ -676,7 +667,6 @@ class DownWork {
   ExpertOrder order_;
   std::span<const ExpertOrder::Item> experts_;
   LoadedRoutes held_[kMostOperandRows];  // of experts_, where they have room
-  std::int64_t num_held_ = 0;
 };
 
 // Runs work(worker, workers) on as many threads as the plan has room for.

@@ -22,7 +22,7 @@ namespace moekit::panels {
 /// figure grows with num_tokens, so a call with fewer tokens fits what was planned.
 struct ScratchLayout {
   std::int64_t num_workers = 1;
-  std::int64_t operand_rows = 0;  // tokens whose operands are held at a time
+  std::int64_t operand_rows = 0;  // of the longest kind that have room; shorter ones more
   std::int64_t spare_rows = 0;    // rows that wait to be interleaved, a tile's at most
   std::int64_t operand_row_bytes = 0;
   std::int64_t route_sums_bytes = 0;  // f32 [num_routes, 16 * panels of a block] of the down step

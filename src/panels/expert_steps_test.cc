@@ -358,7 +358,45 @@ TEST(ExpertSteps, TokensMayNameAnExpertInEverySlot) {
   EXPECT_GE(judged, 3 * 2 * 2 * 27 * 136);
 }
 
-// Of rows as long as x a worker holds one, of those of the intermediate many.
+// A tile of rows that are read where they lie and one that is not: all of them are loaded then.
+// With the clamp the intermediate stays finite, and tokens beside the huge and the tiny one keep
+// their bits.
+TEST(ExpertSteps, ARowOutOfRangeAmongRowsInPlace) {
+  for (const Recipe recipe : kEveryRecipe) {
+    Problem problem = small_problem(recipe);
+    problem.activation.kind = ActivationKind::kSwigluOai;
+    problem.activation.alpha = 1.702F;
+    problem.activation.beta = 1.0F;
+    problem.activation.limit = 7.0F;
+    const LayerCase plain(problem, 33);
+    LayerCase wild = plain;
+    constexpr std::int64_t kHuge = 5;
+    constexpr std::int64_t kTiny = 20;
+    const auto hidden = static_cast<std::size_t>(problem.hidden_size);
+    for (std::size_t i = 0; i < hidden; ++i) {
+      wild.x[kHuge * hidden + i] *= 0x1p110F;
+      wild.x[kTiny * hidden + i] *= 0x1p-110F;
+    }
+    for (const std::string& isa : testable_isas()) {
+      for (const ExecutionFamily family : kBothFamilies) {
+        SCOPED_TRACE(isa);
+        const LayerCase::Output want = plain.run(isa, 2, family);
+        const LayerCase::Output have = wild.run(isa, 2, family);
+        EXPECT_GE(check(wild, have), 33 * problem.hidden_size);
+        for (std::int64_t token = 0; token < 33; ++token) {
+          const auto begin = static_cast<std::ptrdiff_t>(token * problem.hidden_size);
+          EXPECT_EQ(std::equal(have.out.begin() + begin,
+                               have.out.begin() + begin + problem.hidden_size,
+                               want.out.begin() + begin),
+                    token != kHuge && token != kTiny)
+              << token;
+        }
+      }
+    }
+  }
+}
+
+// Without room for two rows of x a worker holds one row of the intermediate too.
 TEST(ExpertSteps, LongRowsOfXLeaveNoRoomToInterleave) {
   Problem problem = small_problem(Recipe::kW4a16Mxfp4);
   problem.num_experts = 2;

@@ -29,12 +29,21 @@ inline void store_operand(std::uint16_t bits, float* out) {
 
 inline constexpr u16 kInfinityBits = 0x7F80;
 
-// A group is summed before it is scaled, and 32 products of 6 with 2^120 leave f32 however small
-// the scale is. Rows that reach 2^100 are therefore worked on 2^32 times smaller; what that loses
-// are operands below 2^-101, beside others 2^200 times larger.
-inline bool is_shrunk(u16 largest) {
+/// What a row is multiplied by, exactly, before it is worked on, from its largest magnitude. A
+/// group is summed before it is scaled, and 32 products of 6 with 2^120 leave f32 however small the
+/// scale is: rows that reach 2^100 are worked on 2^32 times smaller, which loses operands below
+/// 2^-101 beside others 2^200 times larger. Dot products of bf16 take what is below 2^-126 for
+/// zero, and half of 2^-126 is, however large the scale is: rows below 2^-94 are worked on 2^32
+/// times larger there, where multiply-adds of f32 keep what is subnormal.
+template <typename Operand>
+float row_unit(u16 largest) {
   constexpr u16 kLargeBits = 0x7180;  // 2^100
-  return largest >= kLargeBits && largest < kInfinityBits;
+  constexpr u16 kSmallBits = 0x1080;  // 2^-94
+  if (largest >= kLargeBits && largest < kInfinityBits) {
+    return 0x1p-32F;
+  }
+  const bool is_small = largest > 0 && largest < kSmallBits;
+  return sizeof(Operand) == sizeof(u16) && is_small ? 0x1p32F : 1.0F;
 }
 
 /// The largest magnitude among the elements, as bf16 bits; without branches, so that the loop
@@ -175,15 +184,14 @@ u16 largest_operand(const Operand* operands, i64 count) {
   return static_cast<u16>(largest >> 16);
 }
 
+/// What sums over the row are to be multiplied with then.
 template <typename Operand>
-float shrink_row(Operand* out, i64 count, u16 largest) {
-  if (!is_shrunk(largest)) {
-    return 1.0F;
+float bring_in_range(Operand* out, i64 count, u16 largest) {
+  const float unit = row_unit<Operand>(largest);
+  for (i64 i = 0; unit != 1.0F && i < count; ++i) {
+    store_operand(device::bf16_from_f32(operand_value(out[i]) * unit), out + i);
   }
-  for (i64 i = 0; i < count; ++i) {
-    store_operand(device::bf16_from_f32(operand_value(out[i]) * 0x1p-32F), out + i);
-  }
-  return 0x1p32F;
+  return 1.0F / unit;
 }
 
 /// An f32 that rounds to infinity counts as infinite: the operand is what the recipe multiplies.
@@ -203,17 +211,17 @@ LoadedRow load_operand(const OperandRow& row, const Panel16Shape& shape, std::by
   if (row.quantizer == Quantizer::kNone) {
     const u16 largest = round_row(row, out);
     loaded.finite = largest < kInfinityBits;
-    loaded.factor = shrink_row(out, row.cols, largest);
+    loaded.factor = bring_in_range(out, row.cols, largest);
     return loaded;
   }
   loaded.finite = quantize_row(row, out);
   loaded.factor = row.quantizer == Quantizer::kQ4
                       ? row.global
-                      : shrink_row(out, row.cols, largest_operand(out, row.cols));
+                      : bring_in_range(out, row.cols, largest_operand(out, row.cols));
   return loaded;
 }
 
-/// Rows of bf16 without a quantizer that fill whole steps, none of whose elements is shrunk.
+/// Rows of bf16 without a quantizer that fill whole steps and are worked on as they are.
 inline bool is_bf16_operand(const OperandRow& row, const Panel16Shape& shape, LoadedRow* loaded) {
   if (row.dtype != DType::kBf16 || row.quantizer != Quantizer::kNone ||
       device::panel16_lead_cols(shape) != 0 || row.cols % kPanel16StepCols != 0) {
@@ -226,7 +234,7 @@ inline bool is_bf16_operand(const OperandRow& row, const Panel16Shape& shape, Lo
     largest = magnitude > largest ? magnitude : largest;
   }
   *loaded = {.finite = largest < kInfinityBits};
-  return !is_shrunk(largest);
+  return row_unit<u16>(largest) == 1.0F;
 }
 
 // Pairs [begin, end) of kRows rows from the `first` on.
