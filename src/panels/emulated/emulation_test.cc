@@ -378,7 +378,7 @@ TEST(Emulation, HasTheBitsOfTheHardware) {
           if (wild) {
             dots.make_wild(least_e8m0);
           }
-          for (const int64_t count : {1, 2, 7, 16, 17, 33, 50, 64}) {
+          for (const int64_t count : {1, 2, 5, 7, 16, 17, 33, 50, 64}) {
             if (count <= own.max_tokens && !testing::Test::HasFailure()) {
               SCOPED_TRACE("isa " + std::to_string(static_cast<int>(own.isa)) + " element " +
                            std::to_string(static_cast<int>(shape.element)) + " cols " +
@@ -391,7 +391,7 @@ TEST(Emulation, HasTheBitsOfTheHardware) {
       }
     }
   }
-  EXPECT_GE(compared, 100000);
+  EXPECT_GE(compared, 40000);  // tiles of sanitized programs have 5 tokens at most
 #else
   GTEST_SKIP() << "avx512 and amx: other processors have neither";
 #endif
