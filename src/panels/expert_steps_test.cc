@@ -259,7 +259,7 @@ TEST(ExpertSteps, AnInfiniteOperandLeavesNoNumberInItsRow) {
       }
       const LayerCase::Output output = layer.run(isa, 2, ExecutionFamily::kGrouped);
       for (std::size_t i = 0; i < output.out.size(); ++i) {
-        EXPECT_EQ(std::isnan(output.out[i]), i < 8 * 8) << isa << ' ' << i;
+        EXPECT_EQ(std::isnan(output.out[i]), i < std::size_t{8} * 8) << isa << ' ' << i;
       }
     }
   }

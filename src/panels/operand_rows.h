@@ -256,7 +256,7 @@ void interleave_rows(const InterleaveCall& call, i64 first, i64 begin, i64 end) 
 // Four pairs of four rows: so many bytes of each row, and of the tile for each pair, are a vector
 // of 16.
 struct FourPairs {
-  typedef u32 Vector __attribute__((vector_size(16)));
+  using Vector [[gnu::vector_size(16)]] = u32;
   Vector rows[4];
 };
 

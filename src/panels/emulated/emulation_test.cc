@@ -240,7 +240,7 @@ TEST(Emulation, TileProductsAreSumsOfPairs) {
     load_config(config_of(num_rows));
     constexpr int kStride = 72;  // of the rows, in bytes
     std::vector<std::uint16_t> a(static_cast<std::size_t>((num_rows - 1) * kStride / 2 + 32));
-    std::vector<std::uint16_t> b(16 * 32);
+    std::vector<std::uint16_t> b(std::size_t{16} * 32);
     std::vector<float> sums(static_cast<std::size_t>(num_rows) * 16 + 16, -1.0F);
     for (std::vector<std::uint16_t>* values : {&a, &b}) {
       for (std::uint16_t& value : *values) {
@@ -252,14 +252,14 @@ TEST(Emulation, TileProductsAreSumsOfPairs) {
     load_tile<2>(reinterpret_cast<const std::byte*>(b.data()), 64);
     add_products<0, 1, 2>();
     store_tile<0>(sums.data(), 64);
-    for (int m = 0; m < num_rows; ++m) {
-      for (int n = 0; n < 16; ++n) {
+    for (std::size_t m = 0; m < static_cast<std::size_t>(num_rows); ++m) {
+      for (std::size_t n = 0; n < 16; ++n) {
         float want = -1.0F;
-        for (int k = 0; k < 32; ++k) {
-          want += device::bf16_to_f32(a[static_cast<std::size_t>(m * kStride / 2 + k)]) *
-                  device::bf16_to_f32(b[static_cast<std::size_t>(k / 2 * 32 + 2 * n + k % 2)]);
+        for (std::size_t k = 0; k < 32; ++k) {
+          want += device::bf16_to_f32(a[m * (kStride / 2) + k]) *
+                  device::bf16_to_f32(b[k / 2 * 32 + 2 * n + k % 2]);
         }
-        EXPECT_EQ(sums[static_cast<std::size_t>(m * 16 + n)], want) << m << ' ' << n;
+        EXPECT_EQ(sums[m * 16 + n], want) << m << ' ' << n;
       }
     }
     EXPECT_EQ(sums.back(), -1.0F);
@@ -274,7 +274,7 @@ TEST(Emulation, TileProductsKeepTheDocumentedOrder) {
   start_without_tiles();
   load_config(config_of(2));
   std::array<std::uint16_t, 64> a{};
-  std::array<std::uint16_t, 16 * 32> b;
+  std::array<std::uint16_t, std::size_t{16} * 32> b;
   b.fill(bf16(1.0F));
   a[0] = bf16(0x1p24F);
   a[2] = bf16(1.0F);
@@ -355,6 +355,31 @@ int64_t expect_equal_bits(const DotCase& dots,
   return static_cast<int64_t>(have.size());
 }
 
+// Plain operands and any bits, over every shape and tile. Returns how many sums were compared.
+int64_t expect_bits_of_hardware(const Body& emulated, const Body& real, const Panel16Shape& shape) {
+  const Body& own = body_of(emulated, shape.element);
+  const Body& other = body_of(real, shape.element);
+  int64_t compared = 0;
+  for (const std::uint32_t least_e8m0 : {120U, 60U, 0U}) {
+    DotCase dots(shape, own.max_tokens, least_e8m0);
+    for (const bool wild : {false, true}) {
+      if (wild) {
+        dots.make_wild(least_e8m0);
+      }
+      for (const int64_t count : {1, 2, 5, 7, 16, 17, 33, 50, 64}) {
+        if (count <= own.max_tokens && !testing::Test::HasFailure()) {
+          SCOPED_TRACE("isa " + std::to_string(static_cast<int>(own.isa)) + " element " +
+                       std::to_string(static_cast<int>(shape.element)) + " cols " +
+                       std::to_string(shape.cols) + " tokens " + std::to_string(count) +
+                       (wild ? " wild" : ""));
+          compared += expect_equal_bits(dots, own, other, count);
+        }
+      }
+    }
+  }
+  return compared;
+}
+
 TEST(Emulation, HasTheBitsOfTheHardware) {
 #if defined(__x86_64__)
   const base::CpuIsa isa = base::detect_real_cpu().isa;
@@ -370,25 +395,7 @@ TEST(Emulation, HasTheBitsOfTheHardware) {
   int64_t compared = 0;
   for (const auto& [emulated, real] : pairs) {
     for (const Panel16Shape& shape : kShapes) {
-      for (const std::uint32_t least_e8m0 : {120U, 60U, 0U}) {
-        const Body& own = body_of(*emulated, shape.element);
-        const Body& other = body_of(*real, shape.element);
-        DotCase dots(shape, own.max_tokens, least_e8m0);
-        for (const bool wild : {false, true}) {
-          if (wild) {
-            dots.make_wild(least_e8m0);
-          }
-          for (const int64_t count : {1, 2, 5, 7, 16, 17, 33, 50, 64}) {
-            if (count <= own.max_tokens && !testing::Test::HasFailure()) {
-              SCOPED_TRACE("isa " + std::to_string(static_cast<int>(own.isa)) + " element " +
-                           std::to_string(static_cast<int>(shape.element)) + " cols " +
-                           std::to_string(shape.cols) + " tokens " + std::to_string(count) +
-                           (wild ? " wild" : ""));
-              compared += expect_equal_bits(dots, own, other, count);
-            }
-          }
-        }
-      }
+      compared += expect_bits_of_hardware(*emulated, *real, shape);
     }
   }
   EXPECT_GE(compared, 40000);  // tiles of sanitized programs have 5 tokens at most
