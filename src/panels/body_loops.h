@@ -209,6 +209,23 @@ template <Panel16Element kElement>
 constexpr i64 kBlockSteps =
     device::kPanel16BlockGroups* device::panel16_own_group_cols(kElement) / kPanel16StepCols;
 
+/// Whether a body sums whole blocks of an element's codes side by side.
+template <typename Simd, Panel16Element kElement, int kTokens>
+constexpr bool is_read_by_blocks() {
+  if constexpr (kElement == Panel16Element::kBf16 || device::panel16_has_wide_scales(kElement)) {
+    return false;
+  } else {
+    return Simd::template kGroupsTogether<kTokens> > 0;
+  }
+}
+
+/// Whether a block of the element's own groups begins at a step of the panel.
+template <Panel16Element kElement>
+bool begins_block(const Panel16Shape& shape, i64 step) {
+  return device::panel16_steps_per_block(shape) == kBlockSteps<kElement> &&
+         step % kBlockSteps<kElement> == 0;
+}
+
 template <typename Simd>
 struct BlockRun {
   const std::byte* panels;
@@ -264,9 +281,9 @@ void dot_code_panel(const std::byte* panel,
   i64 step = device::panel16_first_step(shape);
   const i64 end = step + device::panel16_num_steps(shape);
   while (step < end) {
-    if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
+    if constexpr (is_read_by_blocks<Simd, kElement, kTokens>()) {
       const i64 blocks = (end - step) / kBlockSteps<kElement>;
-      if (block_steps == kBlockSteps<kElement> && step % block_steps == 0 && blocks > 0) {
+      if (begins_block<kElement>(shape, step) && blocks > 0) {
         store_tile<Simd, kTokens>(total, sums);
         dot_blocks<Simd, kElement, kTokens>({panel, 1, 0, blocks, x, true}, stream, sums);
         load_tile<Simd, kTokens>(sums, total);
@@ -408,17 +425,13 @@ void dot_panels(const DotCall& call) {
   const auto* x = reinterpret_cast<const typename Simd::Operand*>(call.operand);
   const i64 panel_bytes = device::panel16_panel_bytes(*call.shape);
   const CallStream stream(call, stream_block_bytes(*call.shape));
-  if constexpr (device::panel16_own_group_cols(kElement) != 0 &&
-                !device::panel16_has_wide_scales(kElement)) {
-    if constexpr (Simd::template kGroupsTogether < kTokens >> 0) {
-      const i64 steps = device::panel16_num_steps(*call.shape);
-      if (device::panel16_steps_per_block(*call.shape) == kBlockSteps<kElement> &&
-          device::panel16_first_step(*call.shape) % kBlockSteps<kElement> == 0 &&
-          steps % kBlockSteps<kElement> == 0) {
-        const BlockRun<Simd> run{
-            call.panels, call.num_panels, panel_bytes, steps / kBlockSteps<kElement>, x, false};
-        return dot_blocks<Simd, kElement, kTokens>(run, stream, call.sums);
-      }
+  if constexpr (is_read_by_blocks<Simd, kElement, kTokens>()) {
+    const i64 steps = device::panel16_num_steps(*call.shape);
+    if (begins_block<kElement>(*call.shape, device::panel16_first_step(*call.shape)) &&
+        steps % kBlockSteps<kElement> == 0) {
+      const BlockRun<Simd> run{
+          call.panels, call.num_panels, panel_bytes, steps / kBlockSteps<kElement>, x, false};
+      return dot_blocks<Simd, kElement, kTokens>(run, stream, call.sums);
     }
   }
   for (i64 panel = 0; panel < call.num_panels; ++panel) {

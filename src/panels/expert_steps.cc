@@ -189,31 +189,30 @@ LoadedRoutes load_routes(const StepContext& context,
   const auto row_at = [&](std::int64_t i) {
     return row_of(std::int64_t{routes[static_cast<std::size_t>(i)]});
   };
-  const auto load_row = [&](std::int64_t i, std::byte* operand, float* scales) {
+  // The row at hand, and asks for the one behind it.
+  const auto next_row = [&](std::int64_t i) {
     if (i + 1 < count) {
       prefetch_row(row_at(i + 1));
     }
     OperandRow row = row_at(i);
     row.quantizer = context.quantizer;
+    return row;
+  };
+  const auto load_row = [&](std::int64_t i, std::byte* operand, float* scales) {
+    OperandRow row = next_row(i);
     row.scales = scales;
     room.rows[i] = context.body.load_operand(row, context.shape, operand);
   };
   // Whether all rows of the tile can be interleaved from where they lie.
   const auto are_operands = [&](const Tiles& tile, const std::byte** rows) {
-    for (std::int64_t i = 0; i < tile.num_tokens; ++i) {
-      const std::int64_t route = tile.first + i;
-      if (route + 1 < count) {
-        prefetch_row(row_at(route + 1));
-      }
-      OperandRow row = row_at(route);
-      row.quantizer = context.quantizer;
-      if (context.body.is_operand == nullptr ||
-          !context.body.is_operand(row, context.shape, room.rows + route)) {
+    for (std::int64_t i = 0; context.body.is_operand != nullptr && i < tile.num_tokens; ++i) {
+      const OperandRow row = next_row(tile.first + i);
+      if (!context.body.is_operand(row, context.shape, room.rows + tile.first + i)) {
         return false;
       }
       rows[i] = static_cast<const std::byte*>(row.source);
     }
-    return true;
+    return context.body.is_operand != nullptr;
   };
   for (Tiles tile(count, context.body.max_tokens); tile.next();) {
     std::byte* at = room.operands + tile.first * row_bytes;

@@ -46,6 +46,11 @@ float row_unit(u16 largest) {
   return sizeof(Operand) == sizeof(u16) && is_small ? 0x1p32F : 1.0F;
 }
 
+inline u16 fold_magnitude(u16 largest, u16 bits) {
+  const auto magnitude = static_cast<u16>(bits & 0x7FFFU);
+  return magnitude > largest ? magnitude : largest;
+}
+
 /// The largest magnitude among the elements, as bf16 bits; without branches, so that the loop
 /// vectorises.
 template <typename Operand, typename Source, typename ToBf16>
@@ -53,8 +58,7 @@ u16 load_elements(const Source* source, i64 count, Operand* out, ToBf16 to_bf16)
   u16 largest = 0;
   for (i64 i = 0; i < count; ++i) {
     const u16 bits = to_bf16(source[i]);
-    const auto magnitude = static_cast<u16>(bits & 0x7FFFU);
-    largest = magnitude > largest ? magnitude : largest;
+    largest = fold_magnitude(largest, bits);
     store_operand(bits, out + i);
   }
   return largest;
@@ -230,8 +234,7 @@ inline bool is_bf16_operand(const OperandRow& row, const Panel16Shape& shape, Lo
   const auto* bits = static_cast<const u16*>(row.source);
   u16 largest = 0;
   for (i64 i = 0; i < row.cols; ++i) {
-    const auto magnitude = static_cast<u16>(bits[i] & 0x7FFFU);
-    largest = magnitude > largest ? magnitude : largest;
+    largest = fold_magnitude(largest, bits[i]);
   }
   *loaded = {.finite = largest < kInfinityBits};
   return row_unit<u16>(largest) == 1.0F;
